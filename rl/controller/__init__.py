@@ -1,0 +1,1 @@
+"""The single controller: set-up, the step, the loop, validation, checkpoints."""

@@ -1,0 +1,15 @@
+"""Settings of the `checkpointing` section."""
+
+from rl.core.config import ConfigModel, operational
+
+
+class CheckpointingConfig(ConfigModel):
+    """When checkpoints are saved and which are kept."""
+
+    enabled: bool = operational(True, description="Save checkpoints.")
+    save_period: int = operational(10, ge=1, description="Steps between checkpoints.")
+    keep_top_k: int | None = operational(3, ge=0, description="Best periodic checkpoints kept beside the latest; null = all.")
+    metric_name: str | None = operational("val:accuracy", description="val:<name> or train:<name>; null = keep the newest.")
+    higher_is_better: bool = operational(True, description="Direction of the metric.")
+    save_optimizer: bool = operational(True, description="Save optimizer state; needed for an exact resume.")
+    export_hf: bool = operational(True, description="Export the final weights in Hugging Face format to <run>/export.")

@@ -1,0 +1,34 @@
+"""The error kinds of the system; a fault's owner decides by kind, never by message.
+
+InfraError: a machine, process or network failed; the same work may succeed elsewhere.
+DataError: the input or an environment is at fault; a retry is unlikely to help.
+FatalError: the run cannot go on.
+"""
+
+
+class RLError(Exception):
+    """Base of every error that Tandem raises on purpose."""
+
+
+class InfraError(RLError):
+    """A process, engine, device or connection failed; retry elsewhere."""
+
+
+class DataError(RLError):
+    """A sample, prompt or environment is faulty; deterministic, so retry little."""
+
+
+class FatalError(RLError):
+    """The run must stop."""
+
+
+class ConfigError(FatalError):
+    """The configuration cannot work. The command line exits with status 2."""
+
+
+class WeightSyncError(FatalError):
+    """A refit did not complete on every generator; nothing may be generated until one does."""
+
+
+class StallError(FatalError):
+    """Something that should have moved within its deadline did not."""

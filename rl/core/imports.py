@@ -1,0 +1,28 @@
+"""Resolve `module:attribute` strings, the way in which torch-free configuration names what it builds."""
+
+import importlib
+
+from rl.core.errors import ConfigError
+
+
+def import_object(target: str) -> object:
+    """Import and return the object named by `target`.
+
+    Args:
+        target: `package.module:attribute`.
+
+    Raises:
+        ConfigError: the string has the wrong form, or the module or attribute does not exist.
+    """
+    module_name, separator, attribute = target.partition(":")
+    if not separator or not module_name or not attribute:
+        raise ConfigError(f"'{target}' is not of the form module:attribute; write for example my_rewards:score")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not module_name.startswith(error.name):
+            raise
+        raise ConfigError(f"cannot import module '{module_name}' of '{target}': {error}; is it on PYTHONPATH?") from error
+    if attribute not in vars(module):
+        raise ConfigError(f"module '{module_name}' has no attribute '{attribute}' (needed by '{target}')")
+    return vars(module)[attribute]

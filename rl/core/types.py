@@ -1,0 +1,182 @@
+"""The carriers on the rollout side: Prompt -> Turn -> Rollout -> RolloutGroup.
+
+Plain frozen data, no tensors. `rl.core.batch.TrainBatch` is what the trainer sees.
+"""
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+PolicyVersion = int
+
+
+class FinishReason(enum.Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class RolloutStatus(enum.Enum):
+    """The accounted state of one rollout. Only OK rollouts vote in a baseline and are trained on."""
+
+    OK = "ok"
+    REWARD_ERROR = "reward_error"
+    REWARD_TIMEOUT = "reward_timeout"
+    REWARD_INVALID = "reward_invalid"
+
+
+@dataclass(frozen=True)
+class Message:
+    """One chat message."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One dataset row as the rollout sees it.
+
+    Attributes:
+        prompt_id: Unique and stable in the dataset; groups are formed by it, never by text.
+        messages: The conversation so far. A raw-text prompt is one message with role "text".
+        environment: Name of the environment that scores it (a key of the `env` section).
+        metadata: What the environment needs, for example {"answer": "7"}. JSON values only.
+        token_ids: The tokenized prompt, filled by the prompt source.
+    """
+
+    prompt_id: str
+    messages: tuple[Message, ...]
+    environment: str
+    metadata: Mapping[str, Any]
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class VersionSpan:
+    """Tokens [start, end) of a completion were sampled by policy `version`."""
+
+    version: PolicyVersion
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What a generator returns for one prompt: tokens, their log-probabilities and who sampled them.
+
+    Attributes:
+        tokens: Sampled token ids, including the stop token when one was sampled.
+        logprobs: log p(token | all before) under the sampled distribution, one per token, finite and <= ~0.
+        finish_reason: Why generation ended.
+        version_spans: Contiguous spans over `tokens` as the engine reports them.
+        text: The decoded completion, without the stop token's text unless the engine includes it.
+
+    Raises:
+        ValueError: no tokens, lengths that differ, a non-finite log-probability, or spans that do not tile the tokens.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    version_spans: tuple[VersionSpan, ...]
+    text: str
+
+    def __post_init__(self) -> None:
+        if not self.tokens:
+            raise ValueError("a completion needs at least one token id")
+        if len(self.logprobs) != len(self.tokens):
+            raise ValueError(f"completion has {len(self.tokens)} tokens but {len(self.logprobs)} log-probabilities")
+        if not all(math.isfinite(value) for value in self.logprobs):
+            raise ValueError("completion has a non-finite log-probability")
+        position = 0
+        for span in self.version_spans:
+            if span.start != position or span.end <= span.start:
+                raise ValueError(f"version spans {self.version_spans} do not tile {len(self.tokens)} tokens")
+            position = span.end
+        if position != len(self.tokens):
+            raise ValueError(f"version spans {self.version_spans} do not tile {len(self.tokens)} tokens")
+
+    @property
+    def version_min(self) -> PolicyVersion:
+        """The oldest policy version among the tokens."""
+        return min(span.version for span in self.version_spans)
+
+    @property
+    def version_max(self) -> PolicyVersion:
+        """The newest policy version among the tokens."""
+        return max(span.version for span in self.version_spans)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One generator call and the environment's answer to it.
+
+    Attributes:
+        prompt_tokens: All tokens that the generator conditioned on in this turn.
+        completion: What it sampled.
+        env_messages: The environment's messages after it (empty when the rollout ended).
+        reward: Reward of this turn.
+    """
+
+    prompt_tokens: tuple[int, ...]
+    completion: Completion
+    env_messages: tuple[Message, ...] = ()
+    reward: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sample of a prompt.
+
+    Attributes:
+        rollout_id: `{group_id}/{sample index}`.
+        turns: At least one.
+        reward: Total reward; NaN unless status is OK.
+        status: Accounted state.
+        metrics: Named numbers of the environment.
+    """
+
+    rollout_id: str
+    turns: tuple[Turn, ...]
+    reward: float
+    status: RolloutStatus = RolloutStatus.OK
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RolloutGroup:
+    """All sibling rollouts of one prompt, in sample order. Never split across steps."""
+
+    group_id: int
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def version_min(self) -> PolicyVersion:
+        """The oldest policy version that sampled any token of the group."""
+        return min(turn.completion.version_min for rollout in self.rollouts for turn in rollout.turns)
+
+    @property
+    def version_max(self) -> PolicyVersion:
+        """The newest policy version that sampled any token of the group."""
+        return max(turn.completion.version_max for rollout in self.rollouts for turn in rollout.turns)
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A prompt group that ended without rollouts; it reaches the buffer's accounting.
+
+    Attributes:
+        reason: A short stable word, for example "prompt_too_long" or "infra_error".
+        attempts: Attempts made.
+        detail: The last error, for the log.
+    """
+
+    reason: str
+    attempts: int
+    detail: str

@@ -1,0 +1,1 @@
+"""Prompts, datasets, tokenizers and pretrained model files."""

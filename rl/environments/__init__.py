@@ -1,0 +1,1 @@
+"""Environments: they observe a completion and give the reward."""

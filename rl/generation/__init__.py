@@ -1,0 +1,1 @@
+"""Generators: token ids in, token ids with log-probabilities and version spans out."""

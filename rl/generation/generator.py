@@ -1,0 +1,99 @@
+"""The generator's contract: token ids in, token ids with log-probabilities and version spans out.
+
+A generator knows no chat template. Protocol module: imports core and weights.transport only.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from rl.core.types import Completion, PolicyVersion
+from rl.weights.transport import ReceiverHandle
+
+PauseMode = Literal["drain", "keep", "abort"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one completion is sampled.
+
+    Attributes:
+        temperature: 0 = greedy (validation only; training needs > 0).
+        top_p: Nucleus mass in (0, 1]; 1 = off.
+        top_k: Keep the k most likely tokens; None = off.
+        max_new_tokens: Upper bound of sampled tokens.
+        stop_token_ids: Token ids that end the completion; the stop token is part of it and is trained on.
+        stop_strings: Strings that end the completion.
+        seed: Seed of this sample; every (prompt, sample, attempt) has its own.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int | None
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...]
+    stop_strings: tuple[str, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class GeneratorRequest:
+    """What a backend's `build(config, cluster, request)` needs beside its own section.
+
+    Attributes:
+        model_path: Local folder in Hugging Face format.
+        precision: Torch dtype name of weights and arithmetic ("float32", "bfloat16").
+        max_model_len: Longest prompt + completion, in tokens.
+        seed: Engine seed.
+        num_threads: CPU threads of each engine.
+        gpus_per_replica: GPUs of each engine.
+        trust_remote_code: Whether model code from the folder may run.
+        run_tag: Tag of the run.
+        call_timeout_s: Deadline of one worker call, in seconds.
+    """
+
+    model_path: str
+    precision: str
+    max_model_len: int
+    seed: int
+    num_threads: int
+    gpus_per_replica: int
+    trust_remote_code: bool
+    run_tag: str
+    call_timeout_s: float
+
+
+class Generator(Protocol):
+    """A fleet of one or more replicas that share one version."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The version that every replica holds, as the engines report it."""
+        ...
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, session: str
+    ) -> Completion:
+        """Sample one completion.
+
+        Raises:
+            InfraError: the engine died, the request was aborted, or its deadline passed; retry.
+            DataError: the prompt cannot be served (too long for the context).
+        """
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating: finish requests in flight (drain), freeze (keep) or abort them."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again."""
+        ...
+
+    def weight_receivers(self) -> list[ReceiverHandle]:
+        """One handle per replica."""
+        ...
+
+    async def close(self) -> None:
+        """End the engines; idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The vLLM generator: worker, weight receiver and settings."""

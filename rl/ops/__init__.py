@@ -1,0 +1,1 @@
+"""Tensor functions without state: log-probabilities, masks, KL estimators, packing."""

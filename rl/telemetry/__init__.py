@@ -1,0 +1,1 @@
+"""What a user sees: the console, metric sinks, traces."""

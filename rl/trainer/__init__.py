@@ -1,0 +1,1 @@
+"""The policy: its model, its optimizer, its training step and its checkpoint shards."""

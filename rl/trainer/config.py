@@ -1,0 +1,59 @@
+"""Settings of the `policy` section (its `generation` part stands in `rl.generation.config`)."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from rl.core.config import ConfigModel, operational
+
+
+class OptimizerKwargs(ConfigModel):
+    """Arguments of AdamW."""
+
+    lr: float = Field(1e-6, ge=0, description="Learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Moment decay rates.")
+    eps: float = Field(1e-8, gt=0, description="Denominator term.")
+    weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
+
+
+class OptimizerConfig(ConfigModel):
+    """The optimizer."""
+
+    name: Literal["torch.optim.AdamW"] = "torch.optim.AdamW"
+    kwargs: OptimizerKwargs = OptimizerKwargs()
+
+
+class SchedulerConfig(ConfigModel):
+    """Learning-rate schedule; it advances once per RL step, also when the step held several optimizer steps."""
+
+    name: Literal["constant", "linear", "cosine"] = Field("constant", description="Shape after the warm-up.")
+    warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
+    warmup_start_factor: float = Field(0.1, gt=0, le=1, description="Share of the rate at the first warm-up step.")
+    decay_steps: int | None = Field(None, ge=1, description="Steps after warm-up until min_factor; needed by linear and cosine.")
+    min_factor: float = Field(0.0, ge=0, le=1, description="Share of the rate at the end of the decay.")
+
+
+class TokenizerConfig(ConfigModel):
+    """The tokenizer; null = the model's own."""
+
+    name: str | None = Field(None, description="Model name whose tokenizer is used; null = policy.model_name.")
+    chat_template: str | None = Field(None, description="Jinja template that replaces the tokenizer's own.")
+
+
+class PolicySettings(ConfigModel):
+    """The trained model. MasterConfig's `policy` section is this plus `generation`."""
+
+    model_name: str = Field(description="Hugging Face id, a folder, or package:<module>/<file>.gguf.")
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    precision: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and arithmetic.")
+    train_global_batch_size: int | None = Field(
+        None, ge=1, description="Sequences per optimizer step; null = all of a step (prompts x generations)."
+    )
+    train_micro_batch_size: int = operational(8, ge=1, description="Sequences per forward and backward pass of one rank.")
+    max_total_sequence_length: int = Field(512, ge=2, description="Longest prompt + completion, in tokens.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradient norm bound; null = no clipping.")
+    logprob_impl: Literal["native", "torch"] = operational("native", description="Fused native op, or plain torch.")
+    num_workers: int = operational(1, ge=1, description="Data-parallel trainer processes.")
+    trust_remote_code: bool = Field(False, description="Run model code that comes with the model folder.")
+    optimizer: OptimizerConfig = OptimizerConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()

@@ -1,0 +1,1 @@
+"""Refit: how trained weights reach the generators, and the proof that they did."""

@@ -1,0 +1,143 @@
+"""Check who imports whom in rl/: the layers of ARCHITECTURE.md and the homes of the big foreign packages.
+
+It reads the source and imports nothing. Bazel's visibility says the same by packages; this check also sees imports inside
+functions, single modules, and what a config.py drags in.
+
+    python3 tools/check_layers.py            # exit code 1 and one line per violation
+"""
+
+import sys
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tools.python_imports import Import, Module, read_tree, resolve
+
+LAYERS = {
+    "core": 0,
+    "ops": 1,
+    "algorithms": 1,
+    "cluster": 1,
+    "weights": 1,
+    "dataplane": 1,
+    "telemetry": 1,
+    "data": 1,
+    "trainer": 2,
+    "generation": 2,
+    "environments": 2,
+    "rollout": 3,
+    "controller": 4,
+    "cli": 5,  # of the same layer as the controller, which it may import but not the other way round
+}
+ENTRY_POINT_LAYER = 6
+
+SIBLINGS = {("algorithms", "ops")}
+
+# What the rollout layer may see of the layer below it.
+PROTOCOL_MODULES = {"rl.generation.generator", "rl.environments.base"}
+
+# The only files that may import these packages. An empty list of files means: nobody.
+FOREIGN_HOMES = {
+    "ray": ["rl/cluster/ray.py", "rl/dataplane/ray_store.py"],
+    "vllm": ["rl/generation/vllm/worker.py", "rl/generation/vllm/receiver.py"],
+    "transformers": [
+        "rl/trainer/model.py",
+        "rl/generation/hf.py",
+        "rl/data/chat.py",
+        "rl/data/pretrained.py",
+        "rl/environments/reward_model.py",
+    ],
+}
+TORCH_IN_CORE = {"rl/core/batch.py", "rl/core/native.py"}
+
+# A command line that only reads and checks a configuration imports these; they stay light.
+LIGHT_MODULES = ["rl/__init__.py", "rl/*/config.py", "rl/*/*/config.py"]
+HEAVY_PACKAGES = {"torch", "ray", "vllm", "transformers"}
+
+
+def _package(dotted: str) -> str:
+    parts = dotted.split(".")
+    return parts[1] if len(parts) > 1 else ""
+
+
+def _layer_fault(module: Module, target: str) -> str | None:
+    source, wanted = _package(module.dotted), _package(target)
+    if source == wanted or not wanted:
+        return None
+    if wanted not in LAYERS:
+        return f"{target} is an entry point; nothing imports those" if source in LAYERS else None
+    upper, lower = LAYERS.get(source, ENTRY_POINT_LAYER), LAYERS[wanted]
+    if (source, wanted) in SIBLINGS:
+        return None
+    if upper <= lower:
+        return f"{source} (layer {upper}) must not import {target} (layer {lower})"
+    if source == "rollout" and lower == 2 and target not in PROTOCOL_MODULES:
+        return f"rollout sees only {', '.join(sorted(PROTOCOL_MODULES))} of layer 2, not {target}"
+    return None
+
+
+def _foreign_fault(module: Module, imported: Import) -> str | None:
+    package = imported.module.split(".")[0]
+    homes = FOREIGN_HOMES.get(package)
+    if homes is not None and not imported.for_types_only and module.path not in homes:
+        return f"only {', '.join(homes)} may import {package}"
+    if package == "torch" and module.path.startswith("rl/core/") and module.path not in TORCH_IN_CORE:
+        return f"in rl/core only {', '.join(sorted(TORCH_IN_CORE))} may import torch"
+    return None
+
+
+def _heavy_path(start: str, modules: dict[str, Module]) -> list[str] | None:
+    """Return a chain of imports from `start` to a heavy package, if there is one."""
+    queue, seen = [[start]], {start}
+    while queue:
+        chain = queue.pop(0)
+        for imported in modules[chain[-1]].imports:
+            if imported.in_function or imported.for_types_only:
+                continue
+            if imported.module.split(".")[0] in HEAVY_PACKAGES:
+                return [*chain, imported.module]
+            target = resolve(imported, modules)
+            if target and target not in seen:
+                seen.add(target)
+                queue.append([*chain, target])
+    return None
+
+
+def find_violations(root: Path) -> Iterator[str]:
+    """Yield one line per violation: `file:line: what is wrong`."""
+    modules = read_tree(root, "rl")
+    for module in modules.values():
+        package = _package(module.dotted)
+        if package and "/" in module.path.removeprefix("rl/") and package not in LAYERS:
+            yield f"{module.path}:1: package {package} has no layer; add it to LAYERS in tools/check_layers.py"
+            continue
+        for imported in module.imports:
+            target = resolve(imported, modules)
+            where = f"{module.path}:{imported.line}"
+            if target is None and (fault := _foreign_fault(module, imported)):
+                yield f"{where}: {fault}"
+            if target and imported.in_function:
+                yield f"{where}: import of {target} inside a function; imports of our own code stand at the top"
+            if target and module.path.endswith("/__init__.py"):
+                yield f"{where}: a package's __init__.py imports nothing of ours, so that importing a part stays cheap"
+            if target and (fault := _layer_fault(module, target)):
+                yield f"{where}: {fault}"
+        if any(fnmatch(module.path, pattern) for pattern in LIGHT_MODULES):
+            chain = _heavy_path(module.dotted, modules)
+            if chain:
+                yield f"{module.path}:1: must stay free of {chain[-1]}; imported through {' -> '.join(chain)}"
+
+
+def main() -> int:
+    """Print the violations of the tree that this file stands in."""
+    violations = sorted(set(find_violations(Path(__file__).resolve().parent.parent)))
+    for violation in violations:
+        print(violation)
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

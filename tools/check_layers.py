@@ -1,7 +1,7 @@
 """Check who imports whom in rl/: the layers of ARCHITECTURE.md and the homes of the big foreign packages.
 
-It reads the source and imports nothing. Bazel's visibility says the same by packages; this check also sees imports inside
-functions, single modules, and what a config.py drags in.
+It reads the source and imports nothing. Bazel's visibility says the same by packages; this check also sees imports
+inside functions, single modules, and what a config.py drags in.
 
     python3 tools/check_layers.py            # exit code 1 and one line per violation
 """

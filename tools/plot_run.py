@@ -1,6 +1,6 @@
 """Draw the reward curves of one or more run folders into a picture (the README's is made by it).
 
-    python tools/plot_run.py --out docs/images/reward.png "seed 0=results/grpo_smollm2_cpu/exp_001" "lr 0=results/..."
+python tools/plot_run.py --out docs/images/reward.png "seed 0=results/grpo_smollm2_cpu/exp_001" "lr 0=results/..."
 """
 
 import argparse

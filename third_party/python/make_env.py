@@ -1,8 +1,8 @@
 """Make (or find) the Python environment of one lock file and print where it is.
 
-An environment lives in a cache folder of the user, not in Bazel's: its name is a hash of the interpreter, the lock and this
-script, so every checkout with the same lock shares it and a changed lock makes a new one. One process builds, others wait
-on a file lock; an environment without its `.complete` marker is thrown away and built again.
+An environment lives in a cache folder of the user, not in Bazel's: its name is a hash of the interpreter, the lock and
+this script, so every checkout with the same lock shares it and a changed lock makes a new one. One process builds, others
+wait on a file lock; an environment without its `.complete` marker is thrown away and built again.
 
 Standard library only: it runs before anything is installed. It does not resolve versions; tools/lock does.
 
@@ -31,6 +31,7 @@ PROBE = """
 import json, sys, sysconfig
 import torch
 print(json.dumps({
+    "home": sys.prefix,
     "python": sys.executable,
     "version": "%d.%d" % sys.version_info[:2],
     "site_packages": sysconfig.get_path("purelib"),
@@ -87,7 +88,12 @@ def run(what: str, command: list[str], log: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     try:
         with subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -137,8 +143,9 @@ def build(flavor: dict[str, str]) -> Path:
         InstallError: the installation failed.
     """
     lock = HERE / flavor["lock"]
-    identity = [sys.version.encode(), os.path.realpath(sys.executable).encode(), lock.read_bytes(), Path(__file__).read_bytes()]
-    name = hashlib.sha256(b"\0".join(identity)).hexdigest()[:16]
+    interpreter = f"{sys.version} {os.path.realpath(sys.executable)}".encode()
+    identity = b"\0".join([interpreter, lock.read_bytes(), Path(__file__).read_bytes()])
+    name = hashlib.sha256(identity).hexdigest()[:16]
     home = cache_root() / name
     if (home / ".complete").exists():
         return home

@@ -108,6 +108,7 @@ def _python_env_impl(rctx):
     if result.return_code:
         fail("The Python environment could not be made.\n" + "\n".join(result.stderr.splitlines()[-25:]))
     env = json.decode(rctx.read(report))
+    rctx.symlink(env["home"], "venv")  # for tools/python
     rctx.symlink(env["site_packages"], "site_packages")
     rctx.symlink(env["python_include"], "python_include")
     rctx.file("BUILD.bazel", _BUILD.format(**env))

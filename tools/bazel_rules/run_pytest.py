@@ -1,7 +1,7 @@
 """Run pytest on the files named on the command line, inside a Bazel test.
 
-Translates Bazel's test protocol: the JUnit report goes where Bazel wants it, shards take every n-th case, `--test_filter`
-becomes `-k`. It gives the tests a home folder of their own, because Bazel gives none.
+Translates Bazel's test protocol: the JUnit report goes where Bazel wants it, shards take every n-th case, and
+`--test_filter` becomes `-k`. It gives the tests a home folder of their own, because Bazel gives none.
 """
 
 import os
@@ -12,7 +12,7 @@ import pytest
 
 
 class Shard:
-    """Keeps the cases of this shard: those whose position leaves the shard's number when divided by the number of shards."""
+    """Keeps the cases of one shard: those whose position modulo the number of shards is the shard's number."""
 
     def __init__(self, index: int, total: int) -> None:
         self.index = index

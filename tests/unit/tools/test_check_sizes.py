@@ -26,5 +26,7 @@ def test_a_long_file_is_found(tmp_path: Path) -> None:
 def test_a_long_cpp_function_is_found(tmp_path: Path) -> None:
     (tmp_path / "csrc").mkdir()
     body = "  int x = 1;\n" * 80
-    (tmp_path / "csrc/a.cc").write_text(f"namespace t {{\n\nstruct S {{\n{body}}};\n\nvoid Short() {{\n}}\n\nvoid Long(int a,\n          int b) {{\n{body}}}\n\n}}\n")
+    struct, short = f"struct S {{\n{body}}};\n", "void Short() {\n}\n"
+    long = f"void Long(int a,\n          int b) {{\n{body}}}\n"
+    (tmp_path / "csrc/a.cc").write_text("\n".join(["namespace t {\n", struct, short, long, "}\n"]))
     assert list(find_violations(tmp_path)) == ["csrc/a.cc:89: Long has 83 lines; the limit for a function is 80"]

@@ -18,5 +18,7 @@ def test_files_and_functions_are_small() -> None:
 
 def test_build_files_say_what_the_imports_say() -> None:
     wanted = build_files.Generator(ROOT).files()
-    stale = [str(path.relative_to(ROOT)) for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    stale = [
+        str(path.relative_to(ROOT)) for path, text in wanted.items() if not path.exists() or path.read_text() != text
+    ]
     assert stale == [], "run: python3 tools/build_files.py"

@@ -1,8 +1,8 @@
 """Make (or find) the Python environment of one lock file and print where it is.
 
 An environment lives in a cache folder of the user, not in Bazel's: its name is a hash of the interpreter, the lock and
-this script, so every checkout with the same lock shares it and a changed lock makes a new one. One process builds, others
-wait on a file lock; an environment without its `.complete` marker is thrown away and built again.
+this script, so every checkout with the same lock shares it and a changed lock makes a new one. One process builds and
+others wait on a file lock; an environment without its `.complete` marker is thrown away and built again.
 
 Standard library only: it runs before anything is installed. It does not resolve versions; tools/lock does.
 

@@ -95,12 +95,7 @@ class Generator:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        modules = read_tree(root, *[folder for folder in ROOTS if (root / folder).is_dir()])
-        self.modules = {
-            dotted: module
-            for dotted, module in modules.items()
-            if not any(module.path.startswith(f"{folder}/") for folder in NOT_OURS)
-        }
+        self.modules = read_tree(root, *[folder for folder in ROOTS if (root / folder).is_dir()])
         extras = tomllib.loads((root / "tools/build_extras.toml").read_text())
         self.rules: list[dict[str, Any]] = extras["rule"]
 
@@ -192,6 +187,8 @@ class Generator:
         by_folder: dict[str, list[Module]] = defaultdict(list)
         for module in self.modules.values():
             by_folder[module.path.rpartition("/")[0]].append(module)
+        for folder in NOT_OURS:
+            by_folder.pop(folder, None)
         wanted = {}
         for folder, modules in by_folder.items():
             path = self.root / folder / "BUILD.bazel"

@@ -14,5 +14,5 @@ class RefitConfig(ConfigModel):
     bucket_mib: float = operational(64.0, gt=0, description="Bytes of one bucket, in MiB; a larger tensor is split.")
     timeout_s: float = operational(300.0, gt=0, description="Deadline of one refit, in seconds.")
     pause_mode: Literal["drain", "keep", "abort"] = Field(
-        "drain", description="What happens to requests in flight: finish them, freeze and go on after, or abort and retry."
+        "drain", description="Requests in flight: finish them, freeze and go on after, or abort and retry."
     )

@@ -1,0 +1,90 @@
+"""What travels in a refit: the list of tensors in wire order, and its fingerprint.
+
+It names tensors and compares lists; it moves no bytes. Both ends hold a manifest of their own and must agree on it
+before the first byte is sent.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from rl.core.errors import WeightSyncError
+from rl.weights.transport import TensorSpec
+
+_ITEM_BYTES = {
+    str(dtype).removeprefix("torch."): dtype.itemsize
+    for dtype in (
+        torch.float64,
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+
+def manifest_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
+    """Return the manifest of named tensors, in the order of the mapping.
+
+    Raises:
+        WeightSyncError: a dtype that the wire does not carry; names the tensor.
+    """
+    manifest = tuple(
+        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        for name, tensor in tensors.items()
+    )
+    for spec in manifest:
+        num_bytes(spec)
+    return manifest
+
+
+def num_bytes(spec: TensorSpec) -> int:
+    """Return the bytes of one tensor on the wire.
+
+    Raises:
+        WeightSyncError: its dtype is not one that the wire carries.
+    """
+    if spec.dtype not in _ITEM_BYTES:
+        raise WeightSyncError(f"tensor '{spec.name}' has dtype {spec.dtype}; a refit carries {', '.join(_ITEM_BYTES)}")
+    size = _ITEM_BYTES[spec.dtype]
+    for extent in spec.shape:
+        size *= extent
+    return size
+
+
+def torch_dtype(spec: TensorSpec) -> torch.dtype:
+    """Return the torch dtype of a tensor of a manifest that passed `num_bytes`."""
+    dtype = vars(torch)[spec.dtype]
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def fingerprint(manifest: Sequence[TensorSpec]) -> str:
+    """Return a digest that is equal exactly when names, dtypes, shapes and order are."""
+    text = json.dumps([[spec.name, spec.dtype, list(spec.shape)] for spec in manifest], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def first_difference(expected: Sequence[TensorSpec], actual: Sequence[TensorSpec]) -> str | None:
+    """Describe the first tensor in which two manifests differ; None when they are equal."""
+    for position, (left, right) in enumerate(zip(expected, actual, strict=False)):
+        if left != right:
+            return f"tensor {position}: expected {_describe(left)}, got {_describe(right)}"
+    if len(expected) > len(actual):
+        return f"tensor {len(actual)}: expected {_describe(expected[len(actual)])}, got none"
+    if len(actual) > len(expected):
+        return f"tensor {len(expected)}: expected none, got {_describe(actual[len(expected)])}"
+    return None
+
+
+def _describe(spec: TensorSpec) -> str:
+    return f"'{spec.name}' {spec.dtype}{list(spec.shape)}"

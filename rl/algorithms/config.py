@@ -12,10 +12,17 @@ class GRPOConfig(ConfigModel):
 
     num_prompts_per_step: int = Field(32, ge=1, description="Prompt groups of one step.")
     num_generations_per_prompt: int = Field(16, ge=1, description="Rollouts of one prompt.")
+    max_rollout_turns: int = Field(
+        1, ge=1, description="Most generator calls of one rollout; an environment may end it sooner."
+    )
     max_num_steps: int = operational(1000, ge=1, description="RL steps of the run.")
     normalize_rewards: bool = Field(True, description="Divide by the group's standard deviation.")
-    use_leave_one_out_baseline: bool = Field(True, description="Baseline = mean of the siblings, else of the whole group.")
-    shuffle_advantages: bool = Field(False, description="Control experiment: permute advantages over the step; nothing is learned.")
+    use_leave_one_out_baseline: bool = Field(
+        True, description="Baseline = mean of the siblings, else of the whole group."
+    )
+    shuffle_advantages: bool = Field(
+        False, description="Control experiment: permute advantages over the step; nothing is learned."
+    )
     seed: int = Field(42, ge=0, description="Seed of data order, sampling and initialisation.")
     val_period: int = operational(10, ge=0, description="Steps between validations; 0 = never.")
     val_at_start: bool = operational(False, description="Validate before the first step.")
@@ -34,14 +41,19 @@ class LossConfig(ConfigModel):
     ratio_clip_min: float = Field(0.2, ge=0, lt=1, description="Lower clip: ratio >= 1 - this.")
     ratio_clip_max: float = Field(0.2, ge=0, description="Upper clip: ratio <= 1 + this.")
     ratio_clip_c: float | None = Field(None, gt=1, description="Dual-clip constant; null = off.")
-    force_on_policy_ratio: bool = Field(False, description="Ratio 1 by definition; needs one optimizer step per RL step.")
+    force_on_policy_ratio: bool = Field(
+        False, description="Ratio 1 by definition; needs one optimizer step per RL step."
+    )
     token_level_loss: bool = Field(True, description="Mean over tokens, else over sequences of their token means.")
-    reference_policy_kl_penalty: float = Field(0.01, ge=0, description="Weight of KL(policy || reference); 0 = no reference model.")
+    reference_policy_kl_penalty: float = Field(
+        0.01, ge=0, description="Weight of KL(policy || reference); 0 = no reference model."
+    )
     reference_policy_kl_type: Literal["k1", "k2", "k3"] = Field("k3", description="Estimator.")
     kl_input_clamp_value: float | None = Field(20.0, gt=0, description="Bound of the log-ratio; null = none.")
     kl_output_clamp_value: float | None = Field(10.0, gt=0, description="Bound of the estimate; null = none.")
     use_importance_sampling_correction: bool = Field(
-        False, description="Weight each token by p_trainer / p_generator at its sampling; asynchronous runs must set it."
+        False,
+        description="Weight each token by p_trainer / p_generator at its sampling; asynchronous runs must set it.",
     )
     truncated_importance_sampling_type: Literal["tis"] | None = Field(None, description="Truncation of that weight.")
     truncated_importance_sampling_ratio: float | None = Field(None, gt=0, description="Upper bound of that weight.")

@@ -14,6 +14,13 @@ class InOrderSampler(ConfigModel):
     max_lookahead_versions: int = Field(1, ge=0, description="How many versions rollouts may run ahead; 0 = synchronous.")
 
 
+class NativeRolloutConfig(ConfigModel):
+    """Deadlines of the calls that a rollout makes."""
+
+    generation_timeout_s: float = operational(1800.0, gt=0, description="Deadline of one completion, in seconds.")
+    env_timeout_s: float = operational(1800.0, gt=0, description="Deadline of one environment step of a group, in seconds.")
+
+
 class RolloutFailureConfig(ConfigModel):
     """What happens when a rollout fails."""
 
@@ -22,6 +29,7 @@ class RolloutFailureConfig(ConfigModel):
     backoff_base_s: float = operational(1.0, gt=0, description="First pause between attempts, in seconds; doubles.")
     max_backoff_s: float = operational(30.0, gt=0, description="Longest pause, in seconds.")
     max_replacement_attempts: int = operational(1, ge=0, description="Fresh prompts tried for one dropped group.")
+    native: NativeRolloutConfig = NativeRolloutConfig()
 
 
 class StallWatchdogConfig(ConfigModel):

@@ -1,0 +1,157 @@
+"""Fakes of what the rollout layer and the controller talk to. They compute nothing and take virtual time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rl.core.clock import Clock
+from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
+from rl.environments.base import StepResult
+from rl.generation.generator import PauseMode, SamplingParams
+
+
+def make_prompt(index: int, environment: str = "echo", tokens: int = 3) -> Prompt:
+    """A prompt with `tokens` token ids."""
+    return Prompt(f"p{index}", (Message("user", f"question {index}"),), environment, {}, tuple(range(1, tokens + 1)))
+
+
+def make_completion(
+    version: int, tokens: Sequence[int] = (5, 6), end_version: int | None = None, text: str = "text"
+) -> Completion:
+    """A completion sampled by `version`; its second half by `end_version` when that is given and differs."""
+    spans: tuple[VersionSpan, ...] = (VersionSpan(version, 0, len(tokens)),)
+    if end_version is not None and end_version != version and len(tokens) > 1:
+        middle = len(tokens) // 2
+        spans = (VersionSpan(version, 0, middle), VersionSpan(end_version, middle, len(tokens)))
+    return Completion(tuple(tokens), tuple(-0.5 for _ in tokens), FinishReason.STOP, spans, text)
+
+
+@dataclass(frozen=True)
+class Request:
+    """One call that a FakeGenerator saw."""
+
+    request_id: str
+    session: str
+    prompt_tokens: tuple[int, ...]
+    params: SamplingParams
+    version: int
+
+
+class FakeGenerator:
+    """Completes at once or after `latency(request_id)` virtual seconds; fails as `failure(request_id)` says."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        latency: Callable[[str], float] = lambda _: 0.0,
+        failure: Callable[[str], Exception | None] = lambda _: None,
+    ) -> None:
+        self.version = 0
+        self.requests: list[Request] = []
+        self.running = 0
+        self.max_running = 0
+        self.closed = False
+        self._clock = clock
+        self._latency = latency
+        self._failure = failure
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    async def generate(
+        self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, session: str
+    ) -> Completion:
+        await self._resumed.wait()
+        start = self.version
+        self.requests.append(Request(request_id, session, tuple(prompt_tokens), params, start))
+        self.running += 1
+        self.max_running = max(self.max_running, self.running)
+        try:
+            seconds = self._latency(request_id)
+            if seconds > 0:
+                await self._clock.sleep(seconds)
+        finally:
+            self.running -= 1
+        failure = self._failure(request_id)
+        if failure is not None:
+            raise failure
+        return make_completion(start, end_version=self.version)
+
+    async def pause(self, mode: PauseMode) -> None:
+        self._resumed.clear()
+
+    async def resume(self) -> None:
+        self._resumed.set()
+
+    def weight_receivers(self) -> list[Any]:
+        return []
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+class EchoEnvironment:
+    """Scores with `reward(index of the completion)`; answers `turns - 1` times before it is done."""
+
+    def __init__(
+        self,
+        reward: Callable[[int], float] = float,
+        turns: int = 1,
+        status: Callable[[int], RolloutStatus] = lambda _: RolloutStatus.OK,
+    ) -> None:
+        self.calls = 0
+        self.closed = False
+        self._reward = reward
+        self._turns = turns
+        self._status = status
+
+    async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+        self.calls += 1
+        done = self.calls % self._turns == 0
+        messages = () if done else (Message("user", "go on"),)
+        return [
+            StepResult(
+                messages,
+                self._reward(i) if self._status(i) is RolloutStatus.OK else float("nan"),
+                done,
+                self._status(i),
+            )
+            for i in range(len(completions))
+        ]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class FakePromptSource:
+    """Endless numbered prompts."""
+
+    position: int = 0
+    environment: str = "echo"
+
+    def next(self) -> Prompt:
+        self.position += 1
+        return make_prompt(self.position - 1, self.environment)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.position = int(state["position"])
+
+
+@dataclass
+class SavedText:
+    """A Saveable that keeps one string."""
+
+    text: str
+    restored: list[str] = field(default_factory=list)
+
+    async def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "text.txt").write_text(self.text)
+
+    async def restore(self, folder: Path) -> None:
+        self.restored.append((folder / "text.txt").read_text())

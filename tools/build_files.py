@@ -47,7 +47,7 @@ VISIBILITY = {
     "cli": ["//:l4"],
 }
 # The protocol modules that the rollout layer sees of the layer below it.
-WIDER = {"rl.generation.generator": ["//:l3"], "rl.environments.base": ["//:l3"]}
+PROTOCOLS = {"rl.generation.generator", "rl.environments.base"}
 ATTRIBUTE_ORDER = ["name", "size", "timeout", "testonly", "src", "srcs"]
 ATTRIBUTES_AT_THE_END = ["deps"]
 
@@ -148,8 +148,8 @@ class Generator:
             return [_render("rl_pytest", {"name": Path(file).stem, "src": file, "deps": deps, **extras}, folder)]
         library: dict[str, Any] = {"name": _library_name(module.path), "srcs": [file], "deps": deps, **extras}
         parts = module.dotted.split(".")
-        if module.dotted in WIDER:
-            library["visibility"] = WIDER[module.dotted]
+        if module.dotted in PROTOCOLS:
+            library["visibility"] = ["//:l3", f"//rl/{parts[1]}:__subpackages__"]
         elif parts[0] == "rl" and len(parts) == 1:
             library["visibility"] = ["//:rl"]
         rules = [_render("py_library", library, folder)]

@@ -87,6 +87,11 @@ TORCH_CXX11_ABI = {torch_cxx11_abi}
 """
 
 def _find_python(rctx):
+    own = rctx.os.environ.get("RL_PYTHON_VENV")
+    if own:
+        if not rctx.path(own + "/bin/python").exists:
+            fail("RL_PYTHON_VENV=%s is no virtual environment: there is no bin/python in it" % own)
+        return own + "/bin/python"
     wanted = rctx.os.environ.get("RL_PYTHON")
     if wanted:
         return wanted
@@ -102,9 +107,10 @@ def _python_env_impl(rctx):
     for label in rctx.attr.inputs:
         rctx.path(label)  # asking for the path makes the rule depend on the file
     report = rctx.path("env.json")
-    own = rctx.os.environ.get("RL_PYTHON_VENV")
-    python = own + "/bin/python" if own else _find_python(rctx)
-    result = rctx.execute([python, "-I", script, "--report", report], quiet = False, timeout = 3600)
+    python = _find_python(rctx)
+    variables = {name: rctx.os.environ[name] for name in _VARIABLES if name in rctx.os.environ}
+    command = [python, "-I", script, "--report", report]
+    result = rctx.execute(command, environment = variables, quiet = False, timeout = 3600)
     if result.return_code:
         fail("The Python environment could not be made.\n" + "\n".join(result.stderr.splitlines()[-25:]))
     env = json.decode(rctx.read(report))

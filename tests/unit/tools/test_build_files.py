@@ -1,0 +1,70 @@
+"""BUILD files are written from the imports of a small tree."""
+
+from pathlib import Path
+
+from tools.build_files import Generator
+
+TREE = {
+    "rl/__init__.py": "",
+    "rl/core/__init__.py": "",
+    "rl/core/types.py": "",
+    "rl/trainer/__init__.py": "",
+    "rl/trainer/config.py": 'TARGET = "rl.trainer.worker:PolicyWorker"\n',
+    "rl/trainer/worker.py": "import torch\nfrom rl.core.types import Prompt\nfrom rl.trainer import config\n",
+    "rl/train_grpo.py": "from rl.trainer.config import TARGET\n",
+    "tests/unit/trainer/test_config.py": "from rl.trainer.config import TARGET\n",
+    "tests/unit/conftest.py": "",
+    "tools/build_extras.toml": '[[rule]]\nmatch = "tests/unit/*"\nsize = "small"\ndata = ["//configs"]\n',
+}
+
+
+def build_file(root: Path, folder: str, files: dict[str, str] = TREE) -> str:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Generator(root).files()[root / folder / "BUILD.bazel"]
+
+
+def rule(text: str, name: str) -> str:
+    return next(part for part in text.split("\n\n") if f'name = "{name}"' in part)
+
+
+def test_a_module_depends_on_what_it_imports_and_on_its_package(tmp_path: Path) -> None:
+    worker = rule(build_file(tmp_path, "rl/trainer"), "worker")
+    assert '":config",' in worker
+    assert '":trainer",' in worker
+    assert '"//rl/core:types",' in worker
+    assert "torch" not in worker
+
+
+def test_a_string_is_no_dependency_of_the_library_that_holds_it(tmp_path: Path) -> None:
+    assert "worker" not in rule(build_file(tmp_path, "rl/trainer"), "config")
+
+
+def test_a_test_takes_up_what_is_named_in_strings_and_the_conftest_above_it(tmp_path: Path) -> None:
+    text = rule(build_file(tmp_path, "tests/unit/trainer"), "test_config")
+    assert '"//rl/trainer:worker",' in text
+    assert '"//tests/unit:conftest",' in text
+    assert 'size = "small"' in text
+    assert 'data = ["//configs"]' in text
+
+
+def test_an_entry_point_gets_every_module(tmp_path: Path) -> None:
+    text = build_file(tmp_path, "rl")
+    assert 'deps = [":modules"]' in rule(text, "train_grpo")
+    assert '"//rl/trainer:worker",' in rule(text, "modules")
+
+
+def test_lines_below_the_marker_are_kept(tmp_path: Path) -> None:
+    by_hand = '# Written by hand:\n\nfilegroup(name = "mine")\n'
+    text = build_file(tmp_path, "rl/core", {**TREE, "rl/core/BUILD.bazel": f"old\n\n{by_hand}"})
+    assert text.endswith(f")\n\n{by_hand}")
+    assert "old" not in text
+
+
+def test_the_rollout_layer_sees_only_protocol_modules(tmp_path: Path) -> None:
+    files = {"rl/generation/__init__.py": "", "rl/generation/generator.py": "", "rl/generation/hf.py": ""}
+    text = build_file(tmp_path, "rl/generation", {**TREE, **files})
+    assert '"//:l3"' in rule(text, "generator")
+    assert "visibility" not in rule(text, "hf")

@@ -1,0 +1,52 @@
+"""Find a configuration file by path or, among those that are shipped, by name.
+
+Shipped files stand in `configs/` beside the package (a checkout, Bazel's runfiles) or in `rl/_configs` (an installed
+wheel).
+"""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+import rl
+from rl.core.errors import ConfigError
+
+_SUFFIX = ".yaml"
+
+
+def shipped_folder() -> Path:
+    """Return the folder of the shipped configurations.
+
+    Raises:
+        ConfigError: the installation lacks it.
+    """
+    package = Path(rl.__file__).parent
+    for folder in (package / "_configs", package.parent / "configs"):
+        if (folder / "base.yaml").is_file():
+            return folder
+    raise ConfigError(
+        f"the shipped configurations are missing beside {package}; reinstall Tandem, or give the path of a file"
+    )
+
+
+def find_config(name: str) -> Path:
+    """Return the file that `name` means: a path from the current folder, or the name of a shipped configuration.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    for candidate in (Path(name), Path(name + _SUFFIX)):
+        if candidate.is_file():
+            return candidate
+    if Path(name).parent == Path():
+        shipped = shipped_folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
+        if shipped.is_file():
+            return shipped
+    names = sorted(path.stem for path in shipped_folder().glob(f"*{_SUFFIX}"))
+    close = get_close_matches(Path(name).stem, names, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ConfigError(f"configuration '{name}' is neither a file nor one of the shipped {', '.join(names)}{hint}")
+
+
+def config_name(path: Path) -> str:
+    """Return a configuration's name, from which the default `logger.log_dir` is made: results/<name>."""
+    return path.stem

@@ -1,0 +1,149 @@
+"""A run's marks, threads, and the clean-up when it ends in order or dies (no Ray)."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from multiprocessing import shared_memory
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from rl.core.errors import ConfigError
+from rl.core.reaper import TAG_VARIABLE, is_alive, read_process
+from rl.core.resources import RunResources, thread_plan
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
+
+
+def wait_until(condition, deadline_s=10.0):
+    """Seconds until `condition()` holds; fails the test when it never does."""
+    begin = time.monotonic()
+    while not condition():
+        if time.monotonic() - begin > deadline_s:
+            pytest.fail(f"not reached within {deadline_s} s")
+        time.sleep(0.05)
+    return time.monotonic() - begin
+
+
+def test_two_runs_have_different_tags_and_folders():
+    with RunResources.create() as first, RunResources.create() as second:
+        assert first.tag != second.tag
+        assert first.temp_dir.is_dir() and second.temp_dir.is_dir()
+        assert len(str(first.temp_dir)) < 40
+        assert first.shm_name("weights") == f"{first.tag}-weights"
+
+
+def test_the_mark_of_an_outer_run_comes_back_after_an_inner_one(monkeypatch):
+    monkeypatch.delenv(TAG_VARIABLE, raising=False)
+    with RunResources.create() as outer:
+        with RunResources.create() as inner:
+            assert os.environ[TAG_VARIABLE] == inner.tag
+        assert os.environ[TAG_VARIABLE] == outer.tag
+    assert TAG_VARIABLE not in os.environ
+
+
+def test_a_long_parent_is_refused_with_the_limit(tmp_path):
+    parent = tmp_path / ("x" * 60)
+    parent.mkdir()
+    with pytest.raises(ConfigError, match="sockets below it allow 40"):
+        RunResources.create(parent)
+
+
+def test_close_ends_tagged_processes_and_spares_others():
+    run = RunResources.create()
+    tagged = subprocess.Popen(SLEEPER, env=os.environ | run.environment())
+    other_environment = {key: value for key, value in os.environ.items() if key != TAG_VARIABLE}
+    other = subprocess.Popen(SLEEPER, env=other_environment)
+    segment = shared_memory.SharedMemory(name=run.shm_name("left"), create=True, size=64)
+    try:
+        report = run.close()
+        assert tagged.wait(timeout=5) == -signal.SIGTERM
+        assert other.poll() is None
+        assert [line.split()[0] for line in report.ended] == [str(tagged.pid)]
+        assert report.removed == [run.shm_name("left")]
+        assert not run.temp_dir.exists()
+        assert run.close() == report
+    finally:
+        other.kill()
+        other.wait()
+        segment.close()
+        if Path("/dev/shm", segment.name).exists():
+            segment.unlink()
+
+
+DRIVER = textwrap.dedent(
+    """
+    import multiprocessing, os, signal, subprocess, sys, time
+    from multiprocessing import shared_memory
+    from rl.core.resources import RunResources
+
+    def ignore_and_sleep():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(300)
+
+    if __name__ == "__main__":
+        run = RunResources.create()
+        forked = multiprocessing.get_context("fork").Process(target=ignore_and_sleep)
+        forked.start()
+        spawned = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+        script = (
+            "from multiprocessing import shared_memory, resource_tracker\\n"
+            "import time\\n"
+            "s = shared_memory.SharedMemory(create=True, size=64)\\n"
+            "resource_tracker.unregister(s._name, 'shared_memory')\\n"
+            "print(s.name, flush=True)\\n"
+            "time.sleep(300)\\n"
+        )
+        holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+        foreign = holder.stdout.readline().strip()
+        own = shared_memory.SharedMemory(name=run.shm_name("weights"), create=True, size=64)
+        print(run.tag, run.temp_dir, foreign, forked.pid, spawned.pid, holder.pid, run.reaper.process.pid, flush=True)
+        time.sleep(300)
+    """
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_of_a_killed_driver_is_left_within_ten_seconds(tmp_path, number):
+    script = tmp_path / "driver.py"
+    script.write_text(DRIVER)
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    bystander = subprocess.Popen(SLEEPER)
+    driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        words = driver.stdout.readline().split()
+        tag, temp_dir, foreign, pids = words[0], Path(words[1]), words[2], [int(word) for word in words[3:]]
+        processes = [read_process(pid)[0] for pid in pids]
+        time.sleep(1.5)  # One round of the reaper: what a process maps must be seen while it lives.
+        driver.send_signal(number)
+        driver.wait(timeout=5)
+        seconds = wait_until(lambda: not any(is_alive(process) for process in processes))
+        assert seconds < 10
+        assert not temp_dir.exists()
+        assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(tag)]
+        assert not Path("/dev/shm", foreign).exists()
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+        driver.kill()
+        driver.wait()
+
+
+def test_roles_in_turns_get_all_cores_and_overlapping_ones_share_them():
+    free = SimpleNamespace(policy=None, generation=None)
+    in_turns = thread_plan(free, overlapping=False, cores=8, generation_workers=2)
+    assert (in_turns.policy, in_turns.generation) == (8, 4)
+    overlapping = thread_plan(free, overlapping=True, cores=8)
+    assert (overlapping.policy, overlapping.generation) == (4, 4)
+    assert thread_plan(free, overlapping=True, cores=1).policy == 1
+    assert in_turns.describe() == "threads: policy 8, generation 4, working in turns on 8 cores"
+
+
+def test_explicit_thread_counts_win():
+    plan = thread_plan(SimpleNamespace(policy=3, generation=1), overlapping=True, cores=8)
+    assert (plan.policy, plan.generation) == (3, 1)

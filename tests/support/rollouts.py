@@ -84,7 +84,7 @@ def loss_batch(
 
     generation = column(generation_logprobs)
     assert generation is not None
-    weights = torch.tensor(sample_weights if sample_weights is not None else [1.0] * len(lengths))
+    weights = torch.tensor(sample_weights or [1.0] * len(lengths), dtype=torch.float32)
     return TrainBatch(
         tokens=torch.zeros(mask.numel(), dtype=torch.int64),
         offsets=torch.cat([torch.zeros(1, dtype=torch.int64), full.cumsum(0)]),

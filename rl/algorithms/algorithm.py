@@ -1,0 +1,68 @@
+"""The contract of an algorithm: which columns it needs, how it turns rewards into advantages, and its losses.
+
+Pure mathematics over a TrainBatch; nothing here knows workers, processes or asynchrony.
+"""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from rl.core.batch import TrainBatch
+from rl.core.metrics import Metric, Per
+
+
+class Need(enum.Enum):
+    """A [T] column that must be computed by a model before advantages and losses."""
+
+    PREV = "prev_logprobs"
+    REFERENCE = "reference_logprobs"
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """What a loss says about one micro-batch: sums, which are divided once by global counts.
+
+    Attributes:
+        loss: Scalar tensor with gradient; the sum over tokens, or over sequences of their token means.
+        per: The count that divides the loss: TOKENS or SEQUENCES.
+        metrics: Sums and extrema, detached.
+    """
+
+    loss: Tensor
+    per: Per
+    metrics: Mapping[str, Metric]
+
+
+class LossFunction(Protocol):
+    """A picklable loss.
+
+    Args of a call:
+        logprobs: [T] float32 with gradient, of the trained policy; meaningful where token_weights > 0.
+        entropy: [T] float32, of the policy's distribution at the same places.
+        batch: The micro-batch.
+    """
+
+    def __call__(self, logprobs: Tensor, entropy: Tensor, batch: TrainBatch) -> LossSums:
+        """Return the sums of this micro-batch."""
+        ...
+
+
+class Algorithm(Protocol):
+    """What a training step asks of an algorithm."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Columns that must be filled before `advantages` and the losses."""
+        ...
+
+    @property
+    def losses(self) -> Mapping[str, LossFunction]:
+        """The loss of each trained model, by model name; in training order."""
+        ...
+
+    def advantages(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """Return the columns to add to the batch."""
+        ...

@@ -1,7 +1,8 @@
 """Print one closing line, in pytest's own form, for everything that one `bazel test` ran.
 
 The line counts the cases in the JUnit reports that this run's build events name; results that Bazel took from a cache,
-and reports of earlier runs, do not count. A test that died before it could write a report counts as one error.
+and reports of earlier runs, do not count. A test that died before it could write a report, or that could not be built,
+counts as one error.
 
     bazel test //... --build_event_json_file=events.json; python3 tools/test_summary.py events.json
     ===== 123 passed, 1 skipped in 456.78s =====
@@ -59,12 +60,20 @@ def summarize(events: Path) -> tuple[Counter[str], list[str], float]:
     """
     counts: Counter[str] = Counter()
     bad: list[str] = []
+    tests: set[str] = set()
     start_ms = end_ms = 0
     for event in _events(events):
         if "started" in event:
             start_ms = int(event["started"]["startTimeMillis"])
         elif "finished" in event:
             end_ms = int(event["finished"]["finishTimeMillis"])
+        elif "configured" in event:
+            if event["configured"].get("targetKind", "").endswith("_test rule"):
+                tests.add(event["id"]["targetConfigured"]["label"])
+        elif "targetCompleted" in event["id"] and not event.get("completed", {}).get("success"):
+            label = event["id"]["targetCompleted"]["label"]
+            bad.append(f"{label}: could not be built")
+            counts["error"] += label in tests
         elif "testResult" in event:
             result = event["testResult"]
             label = event["id"]["testResult"]["label"]

@@ -33,7 +33,9 @@ def test_the_same_content_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_every_file_is_recorded_with_its_hash(tmp_path: Path) -> None:
     archive = pack(tmp_path / "x.whl")
-    record = dict(line.split(",", 1) for line in archive.read("some_project-1.2.dist-info/RECORD").decode().splitlines())
+    record = dict(
+        line.split(",", 1) for line in archive.read("some_project-1.2.dist-info/RECORD").decode().splitlines()
+    )
     assert set(record) == set(archive.namelist())
     digest = base64.urlsafe_b64encode(hashlib.sha256(FILES["pkg/b.py"]).digest()).decode().rstrip("=")
     assert record["pkg/b.py"] == f"sha256={digest},6"

@@ -53,6 +53,20 @@ def test_a_test_that_dies_without_a_failure_in_its_report_is_an_error(tmp_path: 
     assert len(bad) == 2
 
 
+def test_a_test_that_could_not_be_built_is_an_error_and_a_library_only_makes_the_run_bad(tmp_path: Path) -> None:
+    events = [
+        {"id": {"targetConfigured": {"label": "//t:test_a"}}, "configured": {"targetKind": "py_test rule"}},
+        {"id": {"targetConfigured": {"label": "//t:lib"}}, "configured": {"targetKind": "cc_library rule"}},
+        {"id": {"targetCompleted": {"label": "//t:test_a"}}, "completed": {}},
+        {"id": {"targetCompleted": {"label": "//t:lib"}}, "aborted": {"reason": "SKIPPED"}},
+    ]
+    path = tmp_path / "events.json"
+    path.write_text("\n".join(json.dumps(event) for event in events))
+    counts, bad, _ = summarize(path)
+    assert counts == Counter(error=1)
+    assert bad == ["//t:lib: could not be built", "//t:test_a: could not be built"]
+
+
 def test_the_line_has_pytests_form() -> None:
     def line(seconds: float, **counts: int) -> str:
         return closing_line(Counter(counts), seconds).strip("=")

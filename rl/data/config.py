@@ -54,10 +54,14 @@ class DataConfig(ConfigModel):
     train: DatasetConfig
     validation: DatasetConfig | None = Field(None, description="Held-out prompts; needed when validation is on.")
     env_name: str = Field("math", description="Entry of the `env` section that scores these prompts.")
-    prompt_format: Literal["chat", "raw"] = Field("chat", description="Apply the chat template, or tokenize the text as it is.")
+    prompt_format: Literal["chat", "raw"] = Field(
+        "chat", description="Apply the chat template, or tokenize the text as it is."
+    )
     system_prompt: str | None = Field(None, description="System message put first; chat format only.")
     shuffle: bool = Field(True, description="New order in every epoch, from the seed.")
     max_input_seq_length: int | None = Field(
         None, ge=1, description="Longest prompt in tokens; null = context minus policy.generation.max_new_tokens."
     )
-    overlong_prompts: Literal["skip", "error"] = Field("skip", description="What happens to longer prompts; skipped ones are counted.")
+    overlong_prompts: Literal["skip", "error"] = Field(
+        "skip", description="What happens to longer prompts; skipped ones are counted."
+    )

@@ -11,7 +11,9 @@ class ScorerPoolConfig(ConfigModel):
     """The process pool in which rewards are computed, outside the event loop."""
 
     num_workers: int = operational(1, ge=1, description="Scoring processes.")
-    timeout_s: float = Field(10.0, gt=0, description="Deadline of scoring one completion (math) or one group (function), in seconds.")
+    timeout_s: float = Field(
+        10.0, gt=0, description="Deadline of scoring one completion (math) or one group (function), in seconds."
+    )
 
 
 class MathEnvConfig(ScorerPoolConfig):
@@ -19,13 +21,14 @@ class MathEnvConfig(ScorerPoolConfig):
 
     kind: Literal["math"] = "math"
     literal_answer: bool = Field(
-        False, description="The whole completion must be one value, and must have ended by itself; expressions do not count."
+        False,
+        description="The whole completion must be one value, and must have ended by itself; expressions do not count.",
     )
     builder: ClassVar[str] = "rl.environments.math:MathEnvironment"
 
 
 class FunctionEnvConfig(ScorerPoolConfig):
-    """Your own reward: `function(prompts, completions, **metadata columns) -> list of floats`, called once per group."""
+    """Your own reward: `function(prompts, completions, **columns) -> list of floats`, called once per group."""
 
     kind: Literal["function"]
     target: str = Field(description="module:function")
@@ -39,7 +42,5 @@ class ReasoningGymEnvConfig(ScorerPoolConfig):
     builder: ClassVar[str] = "rl.environments.reasoning_gym:ReasoningGymEnvironment"
 
 
-EnvironmentConfig = Annotated[
-    MathEnvConfig | FunctionEnvConfig | ReasoningGymEnvConfig, Field(discriminator="kind")
-]
+EnvironmentConfig = Annotated[MathEnvConfig | FunctionEnvConfig | ReasoningGymEnvConfig, Field(discriminator="kind")]
 EnvConfig = dict[str, EnvironmentConfig]

@@ -30,5 +30,7 @@ class LoggerConfig(ConfigModel):
     mlflow_enabled: bool = operational(False, description="Log to MLflow.")
     wandb: WandbConfig = WandbConfig()
     mlflow: MlflowConfig = MlflowConfig()
-    console: Literal["auto", "rich", "plain"] = operational("auto", description="auto = rich on a terminal, else one line per step.")
+    console: Literal["auto", "rich", "plain"] = operational(
+        "auto", description="auto = rich on a terminal, else one line per step."
+    )
     log_rollouts: bool = operational(True, description="Write rollouts/step_N.jsonl.")

@@ -1,0 +1,145 @@
+"""Prompts to token ids and token ids to text: the chat template lives here and nowhere else.
+
+Completions are never tokenized again; only prompts are.
+
+    tokenizer = PromptTokenizer(model_path, policy.tokenizer, data)
+    tokenizer.encode(row.messages)
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+from transformers import AutoTokenizer
+
+from rl.core.errors import ConfigError, DataError
+from rl.core.types import Message
+from rl.data.columns import PLAIN_TEXT
+from rl.data.config import DataConfig
+
+
+class TokenizerSettings(Protocol):
+    """What is read of the `policy.tokenizer` section."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja template that replaces the tokenizer's own."""
+        ...
+
+
+class PromptTokenizer:
+    """Applies the chat template, or tokenizes the text as it is, and decodes completions."""
+
+    def __init__(
+        self,
+        model_path: str | Path,
+        tokenizer: TokenizerSettings,
+        data: DataConfig,
+        tokenizer_path: str | Path | None = None,
+    ) -> None:
+        """Load the tokenizer; model code from the folder is never run for it.
+
+        Args:
+            model_path: Local model folder; its generation settings name the model's own stop tokens.
+            tokenizer: The `policy.tokenizer` section.
+            data: The `data` section.
+            tokenizer_path: Local folder of another tokenizer; None = the model's own.
+
+        Raises:
+            ConfigError: no tokenizer in the folder, or no chat template although data.prompt_format is chat.
+        """
+        self.path = Path(model_path if tokenizer_path is None else tokenizer_path)
+        self._raw = data.prompt_format == "raw"
+        self._system_prompt = data.system_prompt
+        self._tokenizer = _load(self.path)
+        if tokenizer.chat_template is not None:
+            self._tokenizer.chat_template = tokenizer.chat_template
+        if self._raw and self._system_prompt is not None:
+            raise ConfigError(
+                "data.system_prompt needs data.prompt_format: chat, but it is raw; put the text into the prompts"
+            )
+        if not self._raw and not self._tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer in {self.path} has no chat template, which data.prompt_format: chat needs; "
+                "use data.prompt_format: raw, or give a template in policy.tokenizer.chat_template"
+            )
+        self.stop_token_ids = _stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of token ids, added tokens included."""
+        return len(self._tokenizer)
+
+    def messages(self, row_messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the conversation that the model sees.
+
+        Raw format: the one plain text. Chat format: the system prompt, then the row, in which plain text is the user's.
+
+        Raises:
+            DataError: a conversation of several messages in raw format.
+        """
+        if self._raw:
+            if len(row_messages) != 1:
+                raise DataError(
+                    f"data.prompt_format: raw takes one text, but this row has {len(row_messages)} messages; use chat"
+                )
+            return (Message(PLAIN_TEXT, row_messages[0].content),)
+        chat = tuple(Message("user", m.content) if m.role == PLAIN_TEXT else m for m in row_messages)
+        if self._system_prompt is None:
+            return chat
+        return (Message("system", self._system_prompt), *chat)
+
+    def encode(self, row_messages: Sequence[Message]) -> tuple[int, ...]:
+        """Return the token ids of a prompt; in chat format they end with the generation prompt.
+
+        Raises:
+            DataError: the chat template refuses the messages, or nothing is left to condition on.
+        """
+        messages = self.messages(row_messages)
+        ids = self._encode_text(messages[0].content) if self._raw else self._encode_chat(messages)
+        if not ids:
+            raise DataError(f"the prompt {messages[0].content!r:.80} has no tokens")
+        return ids
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        """Return the token ids of a piece of text, without special tokens."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def _encode_text(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text)["input_ids"])
+
+    def _encode_chat(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        chat = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+        except (TemplateError, ValueError) as error:
+            roles = ", ".join(message.role for message in messages)
+            raise DataError(f"the chat template refuses a conversation with the roles {roles}: {error}") from error
+        # The template writes the special tokens itself.
+        return self.encode_text(text)
+
+
+def _load(path: Path) -> Any:
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"cannot load a tokenizer from {path}: {error}") from error
+
+
+def _stop_token_ids(model_path: Path, eos_token_id: int | None) -> tuple[int, ...]:
+    """Return the end tokens of the model's generation settings, of its configuration and of its tokenizer."""
+    found: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        file = model_path / name
+        value = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
+        found += value if isinstance(value, list) else [] if value is None else [value]
+    if eos_token_id is not None:
+        found.append(eos_token_id)
+    return tuple(dict.fromkeys(found))

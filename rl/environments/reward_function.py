@@ -1,0 +1,92 @@
+"""Call a user's reward function and check what it returns; runs inside scoring processes."""
+
+import asyncio
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sized
+from typing import Any, SupportsFloat, cast
+
+from rl.core.errors import DataError
+from rl.core.imports import import_object
+
+# The value of one sample: its reward, or why it has none.
+SampleReward = float | str
+
+
+def prepare_function(target: str) -> None:
+    """Import the function, so that no deadline pays for it.
+
+    Raises:
+        ConfigError: there is no such module or function, or it cannot be called.
+    """
+    _load(target)
+
+
+def call_function(
+    target: str, prompt: object, completions: list[str], columns: Mapping[str, Any]
+) -> list[SampleReward]:
+    """Score one group: every argument is a list with one entry per completion.
+
+    Returns:
+        One entry per completion: a finite number, or text that says what the function gave instead of one.
+
+    Raises:
+        DataError: the row lacks a column that the function needs.
+        Exception: whatever the function raises.
+    """
+    function = _load(target)
+    count = len(completions)
+    arguments = {"prompts": [prompt] * count, "completions": completions} | {
+        name: [value] * count for name, value in columns.items() if name not in ("prompts", "completions")
+    }
+    result = function(**_accepted(function, target, arguments))
+    if inspect.isawaitable(result):
+        result = asyncio.run(_await(result))
+    fault = _group_fault(result, count)
+    return [fault] * count if fault else [_reward(value) for value in result]
+
+
+def _load(target: str) -> Callable[..., Any]:
+    function = import_object(target)
+    if not callable(function):
+        raise DataError(f"'{target}' is a {type(function).__name__}, not a function")
+    return cast(Callable[..., Any], function)
+
+
+def _accepted(function: Callable[..., Any], target: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Keep the arguments that the function names, all of them when it takes **kwargs."""
+    parameters = inspect.signature(function).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        arguments = {p.name: arguments[p.name] for p in parameters if p.name in arguments}
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in arguments]
+    if missing:
+        raise DataError(
+            f"{target} needs the column(s) {', '.join(missing)}; the row has {', '.join(sorted(arguments))}"
+        )
+    return arguments
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _group_fault(result: object, count: int) -> str:
+    """Return why the result cannot be the rewards of `count` completions; empty when it can."""
+    if result is None:
+        return f"returned None, expected a list of {count} numbers"
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Sized) or not isinstance(result, Iterable):
+        return f"returned {result!r:.80} of type {type(result).__name__}, expected a list of {count} numbers"
+    if len(result) != count:
+        return f"returned {len(result)} rewards for {count} completions"
+    return ""
+
+
+def _reward(value: object) -> SampleReward:
+    if isinstance(value, SupportsFloat):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            return f"returned {value!r:.80}, which is no number ({error})"
+        return number if math.isfinite(number) else f"returned {number}"
+    return f"returned {value!r:.80} of type {type(value).__name__}"

@@ -1,0 +1,96 @@
+"""What runs inside a scoring process: take a task, compute it, send the outcome back, until the driver is gone.
+
+It imports nothing heavy; what a task needs is imported by the set-up function of its pool.
+"""
+
+import fcntl
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a scoring process does before its first task.
+
+    Attributes:
+        function: A function of a module, called once with `arguments`; it imports what the tasks need.
+        arguments: Its arguments.
+        folder: Where the process stands; also searched for the user's modules, after everything else.
+    """
+
+    function: Callable[..., None]
+    arguments: tuple[Any, ...]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answer to a task or to the set-up: `value` when ok, else `detail` with the error and its place."""
+
+    ok: bool
+    value: Any = None
+    detail: str = ""
+
+    def pickled(self) -> bytes:
+        """Return this reply as bytes; a value that cannot be pickled becomes an error."""
+        try:
+            return pickle.dumps(self)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            return pickle.dumps(Reply(ok=False, detail=f"the result cannot be sent back: {error}"))
+
+
+def worker_main(tasks: Connection, lifeline: Connection, setup: Setup) -> None:
+    """Serve tasks until the driver closes the pipe or ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business; it ends us in its own order
+    die_with(lifeline.fileno())
+    os.chdir(setup.folder)
+    if setup.folder not in sys.path:
+        sys.path.append(setup.folder)
+    reply = _run(setup.function, setup.arguments)
+    tasks.send_bytes(reply.pickled())
+    while reply.ok:
+        try:
+            pickled = tasks.recv_bytes()
+        except EOFError:
+            return
+        tasks.send_bytes(_run(_call, (pickled,)).pickled())
+
+
+def die_with(descriptor: int) -> None:
+    """Let the kernel end this process when the other end of the pipe `descriptor` closes.
+
+    SIGIO ends a process by default and needs no interpreter: it also ends one that computes a huge power and never
+    comes back to Python, where a watching thread would never run.
+    """
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _call(pickled: bytes) -> Any:
+    function, arguments = pickle.loads(pickled)
+    return function(*arguments)
+
+
+def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
+    """Call foreign code; whatever it raises, SystemExit included, is an outcome and not our end."""
+    try:
+        return Reply(ok=True, value=function(*arguments))
+    except BaseException as error:  # noqa: B036
+        return Reply(ok=False, detail=_describe(error))
+
+
+def _describe(error: BaseException) -> str:
+    text = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return text
+    last = frames[-1]
+    return f"{text} (at {last.filename}:{last.lineno} in {last.name})"

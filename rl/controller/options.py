@@ -1,4 +1,4 @@
-"""What the command line tells a run beside its configuration. Free of torch, so that the command line starts at once."""
+"""What the command line tells a run beside its configuration; free of torch, so that it starts at once."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,8 @@ class RunOptions:
     """Options of one run.
 
     Attributes:
-        resume: `auto` (go on in the latest unfinished run folder of the same semantic configuration), `never`, or the path
-            of a run folder or checkpoint.
+        resume: `auto` (go on in the latest unfinished run folder of the same semantic configuration), `never`, or the
+            path of a run folder or checkpoint.
         config_name: name of the configuration file without its suffix; the default `logger.log_dir` is results/<this>.
     """
 

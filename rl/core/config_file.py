@@ -4,7 +4,7 @@
     config = build(tree, MasterConfig, allow_unknown=False)
 
 `defaults:` at the top of a file names its parent or a list of parents, relative to that file. Parents are read
-depth-first, a later parent overrides an earlier one, and the file overrides them all. Sections merge, everything else is
+depth-first, a later parent overrides an earlier one, and the file overrides them all. Sections merge, all else is
 replaced; a section with `_override_: true` replaces the inherited one. Nothing here knows a particular key.
 """
 

@@ -1,4 +1,4 @@
-"""Write a resolved configuration with the source of every value; the text is YAML and loads to the same configuration."""
+"""Write a resolved configuration with the source of every value; the text is YAML and loads to the same values."""
 
 import json
 import math

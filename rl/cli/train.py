@@ -1,0 +1,89 @@
+"""`tandem train`: load and check a configuration, then run it, or with --dry-run say whether it could run."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Protocol, cast
+
+import typer
+
+from rl.cli.console import EXIT_INTERRUPTED, clean_errors, show
+from rl.controller.config import MasterConfig
+from rl.controller.dry_run import dry_run
+from rl.controller.load import load_config
+from rl.controller.options import RunOptions
+from rl.core.config_file import ConfigTree, unknown_keys
+from rl.core.config_paths import config_name, find_config
+from rl.core.errors import ConfigError
+from rl.core.imports import import_object
+
+DEFAULT_CONFIG = "grpo_smollm2_cpu"
+_RUN = "rl.controller.run:run_training"
+
+
+class _Report(Protocol):
+    """The part of a run's report that decides the exit code."""
+
+    interrupted: bool
+
+
+_RunTraining = Callable[[MasterConfig, ConfigTree, RunOptions], _Report]
+
+
+def train_command(
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings above the file's, as grpo.max_num_steps=2."),
+    ] = None,
+    config: Annotated[
+        str, typer.Option("--config", "-c", metavar="FILE|NAME", help="A YAML file, or a shipped configuration.")
+    ] = DEFAULT_CONFIG,
+    resume: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|never|PATH",
+            help="Go on in the latest unfinished run of the same configuration, start a new one, or go on in PATH.",
+        ),
+    ] = "auto",
+    is_dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything that needs no hardware, then stop.")
+    ] = False,
+    allow_unknown_keys: Annotated[
+        bool, typer.Option("--allow-unknown-keys", help="Ignore unknown keys, and list them.")
+    ] = False,
+) -> None:
+    """Train a model as a configuration says."""
+    with clean_errors():
+        path = find_config(config)
+        master, tree = load_config(path, overrides or [], allow_unknown_keys)
+        for key, source in unknown_keys(tree, master):
+            show(f"ignored unknown key {key} ({source})", "yellow", to_stderr=True)
+        options = RunOptions(resume=_resume(resume), config_name=config_name(path))
+        if is_dry_run:
+            _show_dry_run(master, options.config_name)
+            return
+        run_training = cast(_RunTraining, import_object(_RUN))
+        if run_training(master, tree, options).interrupted:
+            raise typer.Exit(EXIT_INTERRUPTED)
+
+
+def _resume(value: str) -> str:
+    """Refuse a path that does not exist before anything starts."""
+    if value not in ("auto", "never") and not Path(value).exists():
+        raise ConfigError(f"--resume {value} is neither auto, never, nor an existing run folder or checkpoint")
+    return value
+
+
+def _show_dry_run(config: MasterConfig, name: str) -> None:
+    """Print what was checked.
+
+    Raises:
+        ConfigError: with everything that failed.
+    """
+    findings = dry_run(config, name)
+    for finding in findings:
+        if finding.problem is None:
+            show(f"ok    {finding.name}: {finding.note}")
+    problems = [f"{finding.name}: {finding.problem}" for finding in findings if finding.problem is not None]
+    if problems:
+        raise ConfigError("\n  ".join(["the dry run found problems", *problems]) if len(problems) > 1 else problems[0])
+    show(f"ok    {name} can run")

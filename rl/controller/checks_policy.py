@@ -1,0 +1,183 @@
+"""Cross-section checks of the algorithm, the trained model and the generator. See `rl.controller.checks`."""
+
+from collections.abc import Iterator
+
+from rl.controller.config import MasterConfig
+from rl.controller.conflicts import Check, Conflict, inert
+
+
+def _sequences_per_step(config: MasterConfig) -> int:
+    return config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt
+
+
+def _sequences_per_update(config: MasterConfig) -> int:
+    return config.policy.train_global_batch_size or _sequences_per_step(config)
+
+
+def _step_text(config: MasterConfig) -> str:
+    prompts, generations = config.grpo.num_prompts_per_step, config.grpo.num_generations_per_prompt
+    return (
+        f"{prompts * generations} (grpo.num_prompts_per_step={prompts} x grpo.num_generations_per_prompt={generations})"
+    )
+
+
+_STEP_KEYS = ("grpo.num_prompts_per_step", "grpo.num_generations_per_prompt")
+
+
+def step_divides_into_updates(config: MasterConfig) -> Iterator[Conflict]:
+    """A step must hold a whole number of optimizer steps."""
+    size = config.policy.train_global_batch_size
+    if size is not None and _sequences_per_step(config) % size:
+        key = "policy.train_global_batch_size"
+        problem = f"{key}={size} does not divide the sequences of a step, {_step_text(config)}"
+        yield Conflict(
+            (key, *_STEP_KEYS), problem, f"use a divisor of {_sequences_per_step(config)}, or null for all of them"
+        )
+
+
+def updates_divide_over_workers(config: MasterConfig) -> Iterator[Conflict]:
+    """Every trainer process takes the same number of sequences."""
+    size, workers = _sequences_per_update(config), config.policy.num_workers
+    if size % workers:
+        keys = ("policy.num_workers", "policy.train_global_batch_size", *_STEP_KEYS)
+        what = (
+            "policy.train_global_batch_size"
+            if config.policy.train_global_batch_size
+            else f"the step {_step_text(config)}"
+        )
+        problem = f"policy.num_workers={workers} does not divide the {size} sequences of an optimizer step ({what})"
+        yield Conflict(keys, problem, f"use a number of workers that divides {size}")
+
+
+def micro_batches_divide(config: MasterConfig) -> Iterator[Conflict]:
+    """A worker's share is one micro-batch, or a whole number of them."""
+    workers, micro = config.policy.num_workers, config.policy.train_micro_batch_size
+    share = _sequences_per_update(config) // workers
+    if share > micro and share % micro:
+        key = "policy.train_micro_batch_size"
+        problem = f"{key}={micro} does not divide the {share} sequences of one worker and optimizer step"
+        keys = (key, "policy.train_global_batch_size", "policy.num_workers", *_STEP_KEYS)
+        yield Conflict(
+            keys,
+            f"{problem}, with policy.num_workers={workers} and {_step_text(config)} a step",
+            f"use a divisor of {share}",
+        )
+
+
+def groups_have_siblings(config: MasterConfig) -> Iterator[Conflict]:
+    """A group of one has no baseline, so nothing would be learned."""
+    generations = config.grpo.num_generations_per_prompt
+    if generations < 2:
+        keys = ("grpo.num_generations_per_prompt", "grpo.use_leave_one_out_baseline")
+        baseline = f"grpo.use_leave_one_out_baseline={config.grpo.use_leave_one_out_baseline}"
+        problem = f"grpo.num_generations_per_prompt={generations} leaves no siblings for the baseline ({baseline})"
+        yield Conflict(keys, problem, "use at least 2")
+
+
+def on_policy_ratio_needs_one_update(config: MasterConfig) -> Iterator[Conflict]:
+    """After a first optimizer step the ratio is no longer 1."""
+    size = config.policy.train_global_batch_size
+    if config.loss_fn.force_on_policy_ratio and size is not None and size != _sequences_per_step(config):
+        keys = ("loss_fn.force_on_policy_ratio", "policy.train_global_batch_size")
+        sizes = f"{keys[1]}={size} of {_step_text(config)}"
+        problem = f"{keys[0]}=true needs one optimizer step per RL step, but {sizes} makes more"
+        yield Conflict(keys, problem, f"set {keys[1]}=null or {keys[0]}=false")
+
+
+def on_policy_ratio_is_never_clipped(config: MasterConfig) -> Iterator[Conflict]:
+    """Clip bounds mean nothing for a ratio of 1."""
+    if config.loss_fn.force_on_policy_ratio:
+        names = ["ratio_clip_min", "ratio_clip_max", "ratio_clip_c"]
+        key = "loss_fn.force_on_policy_ratio"
+        yield from inert(config.loss_fn, "loss_fn", names, key, f"with {key}=true the ratio is always 1")
+
+
+def kl_settings_need_a_penalty(config: MasterConfig) -> Iterator[Conflict]:
+    """Without the KL term its settings mean nothing."""
+    if config.loss_fn.reference_policy_kl_penalty == 0:
+        names = ["reference_policy_kl_type", "kl_input_clamp_value", "kl_output_clamp_value"]
+        key = "loss_fn.reference_policy_kl_penalty"
+        yield from inert(config.loss_fn, "loss_fn", names, key, f"{key}=0 leaves the KL term out")
+
+
+def lookahead_needs_correction(config: MasterConfig) -> Iterator[Conflict]:
+    """Rollouts of an older version must be weighted."""
+    lookahead = config.async_rl.sampler.max_lookahead_versions
+    if lookahead > 0 and not config.loss_fn.use_importance_sampling_correction:
+        keys = ("async_rl.sampler.max_lookahead_versions", "loss_fn.use_importance_sampling_correction")
+        problem = f"{keys[0]}={lookahead} trains on rollouts of older versions, which needs {keys[1]}=true, got false"
+        yield Conflict(keys, problem, f"set {keys[1]}=true, or {keys[0]}=0 for a synchronous run")
+
+
+def truncation_is_complete(config: MasterConfig) -> Iterator[Conflict]:
+    """Truncation bounds the weight of the correction: it needs the correction, a type, and an upper bound."""
+    loss, prefix = config.loss_fn, "loss_fn.truncated_importance_sampling"
+    type_key, ratio_key, min_key = f"{prefix}_type", f"{prefix}_ratio", f"{prefix}_ratio_min"
+    kind, upper = loss.truncated_importance_sampling_type, loss.truncated_importance_sampling_ratio
+    lower = loss.truncated_importance_sampling_ratio_min
+    if kind is not None and not loss.use_importance_sampling_correction:
+        key = "loss_fn.use_importance_sampling_correction"
+        yield Conflict(
+            (type_key, key), f"{type_key}={kind} truncates a weight that {key}=false leaves out", f"set {key}=true"
+        )
+    if kind is not None and upper is None:
+        yield Conflict((type_key, ratio_key), f"{type_key}={kind} needs {ratio_key}, got null", f"set {ratio_key}=2.0")
+    for key, bound in ((ratio_key, upper), (min_key, lower)):
+        if bound is not None and kind is None:
+            yield Conflict((key, type_key), f"{key}={bound} has no effect: {type_key}=null", f"set {type_key}=tis")
+    if upper is not None and lower is not None and lower > upper:
+        yield Conflict((min_key, ratio_key), f"{min_key}={lower} is above {ratio_key}={upper}", "exchange them")
+
+
+def decay_has_a_length(config: MasterConfig) -> Iterator[Conflict]:
+    """A decaying schedule needs its length; a constant one has none."""
+    scheduler, prefix = config.policy.scheduler, "policy.scheduler"
+    keys = (f"{prefix}.name", f"{prefix}.decay_steps")
+    if scheduler.name == "constant":
+        reason = f"{keys[0]}=constant does not decay"
+        yield from inert(scheduler, prefix, ["decay_steps", "min_factor"], keys[0], reason)
+    elif scheduler.decay_steps is None:
+        fix = f"set {keys[1]}={max(1, config.grpo.max_num_steps - scheduler.warmup_steps)}"
+        yield Conflict(keys, f"{keys[0]}={scheduler.name} needs {keys[1]}, got null", fix)
+    if scheduler.warmup_steps == 0:
+        key = f"{prefix}.warmup_steps"
+        yield from inert(scheduler, prefix, ["warmup_start_factor"], key, f"{key}=0")
+
+
+def completion_fits_the_context(config: MasterConfig) -> Iterator[Conflict]:
+    """At least one token must be left for the prompt."""
+    total_key, total = "policy.max_total_sequence_length", config.policy.max_total_sequence_length
+    bounds = (
+        ("policy.generation.max_new_tokens", config.policy.generation.max_new_tokens),
+        ("grpo.val_max_new_tokens", config.grpo.val_max_new_tokens),
+    )
+    for key, value in bounds:
+        if value is not None and value >= total:
+            problem = f"{key}={value} leaves no token for a prompt within {total_key}={total}"
+            yield Conflict((key, total_key), problem, f"lower {key} or raise {total_key}")
+
+
+def prompt_fits_the_context(config: MasterConfig) -> Iterator[Conflict]:
+    """The longest prompt and the longest completion fit together."""
+    prompt, new = config.data.max_input_seq_length, config.policy.generation.max_new_tokens
+    total = config.policy.max_total_sequence_length
+    if prompt is not None and prompt + new > total:
+        keys = ("data.max_input_seq_length", "policy.max_total_sequence_length", "policy.generation.max_new_tokens")
+        problem = f"{keys[0]}={prompt} + {keys[2]}={new} is more than {keys[1]}={total}"
+        yield Conflict(keys, problem, f"lower {keys[0]} to {max(total - new, 1)} or raise {keys[1]} to {prompt + new}")
+
+
+POLICY_CHECKS: list[Check] = [
+    step_divides_into_updates,
+    updates_divide_over_workers,
+    micro_batches_divide,
+    groups_have_siblings,
+    on_policy_ratio_needs_one_update,
+    on_policy_ratio_is_never_clipped,
+    kl_settings_need_a_penalty,
+    lookahead_needs_correction,
+    truncation_is_complete,
+    decay_has_a_length,
+    completion_fits_the_context,
+    prompt_fits_the_context,
+]

@@ -1,0 +1,211 @@
+"""Cross-section checks of data, environments, validation, checkpoints and machines. See `rl.controller.checks`."""
+
+import re
+from collections.abc import Iterator
+
+from rl.controller.config import MasterConfig
+from rl.controller.conflicts import Check, Conflict, inert
+from rl.data.config import ReasoningGymDataset
+from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
+from rl.generation.config import HfGenerationConfig, VllmGenerationConfig
+from rl.rollout.sampler import build_sampler
+
+_METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
+
+
+def _validation_switches(config: MasterConfig) -> list[tuple[str, bool | int]]:
+    """Return the settings that turn validation on, with their values."""
+    grpo = config.grpo
+    switches = {"val_period": grpo.val_period, "val_at_start": grpo.val_at_start, "val_at_end": grpo.val_at_end}
+    return [(f"grpo.{name}", value) for name, value in switches.items() if value]
+
+
+def buffer_holds_the_window(config: MasterConfig) -> Iterator[Conflict]:
+    """Training would wait for groups that cannot start."""
+    sampler, prompts = config.async_rl.sampler, config.grpo.num_prompts_per_step
+    needed, held = build_sampler(sampler).required_capacity(prompts), config.async_rl.max_buffered_rollouts
+    if held < needed:
+        keys = (
+            "async_rl.max_buffered_rollouts",
+            "async_rl.sampler.max_lookahead_versions",
+            "grpo.num_prompts_per_step",
+        )
+        problem = (
+            f"{keys[1]}={sampler.max_lookahead_versions} needs {keys[0]} >= {needed} ({keys[2]}={prompts}), got {held}"
+        )
+        yield Conflict(keys, problem, f"set {keys[0]}={needed}")
+
+
+def backoff_is_ordered(config: MasterConfig) -> Iterator[Conflict]:
+    """The longest pause is no shorter than the first."""
+    failure = config.async_rl.rollout_failure
+    if failure.max_backoff_s < failure.backoff_base_s:
+        keys = ("async_rl.rollout_failure.max_backoff_s", "async_rl.rollout_failure.backoff_base_s")
+        problem = f"{keys[0]}={failure.max_backoff_s} is below {keys[1]}={failure.backoff_base_s}"
+        yield Conflict(keys, problem, f"set {keys[0]} to at least {failure.backoff_base_s}")
+
+
+def watchdog_looks_in_time(config: MasterConfig) -> Iterator[Conflict]:
+    """A stall is noticed at a look."""
+    watchdog = config.async_rl.stall_watchdog
+    if watchdog.interval_s > watchdog.stall_timeout_s:
+        keys = ("async_rl.stall_watchdog.interval_s", "async_rl.stall_watchdog.stall_timeout_s")
+        problem = f"{keys[0]}={watchdog.interval_s} is longer than {keys[1]}={watchdog.stall_timeout_s}"
+        yield Conflict(keys, problem, f"lower {keys[0]}")
+
+
+def validation_has_prompts(config: MasterConfig) -> Iterator[Conflict]:
+    """Validation needs held-out prompts."""
+    switches = _validation_switches(config)
+    if switches and config.data.validation is None:
+        names = [name for name, _ in switches]
+        shown = ", ".join(f"{name}={str(value).lower()}" for name, value in switches)
+        fix = "set data.validation.kind and its keys, or turn validation off: "
+        off = " ".join(f"{name}={'0' if name.endswith('period') else 'false'}" for name in names)
+        yield Conflict(("data.validation", *names), f"{shown} needs data.validation, got null", fix + off)
+
+
+def greedy_validation_samples_once(config: MasterConfig) -> Iterator[Conflict]:
+    """Greedy samples of one prompt are all the same, and greedy decoding has no nucleus."""
+    grpo, key = config.grpo, "grpo.val_temperature"
+    if grpo.val_temperature == 0:
+        names = ["val_num_generations", "val_top_p", "val_top_k"]
+        yield from inert(grpo, "grpo", names, key, f"{key}=0 is greedy; set it above 0 to sample")
+
+
+def metric_name_has_a_prefix(config: MasterConfig) -> Iterator[Conflict]:
+    """The metric by which checkpoints are kept is a validation or a training metric."""
+    name, key = config.checkpointing.metric_name, "checkpointing.metric_name"
+    if name is not None and not _METRIC_NAME.fullmatch(name):
+        yield Conflict(
+            (key,),
+            f"{key}={name} is not of the form val:<name> or train:<name>",
+            f"set {key}=val:accuracy or {key}=null",
+        )
+
+
+def best_checkpoint_has_a_metric(config: MasterConfig) -> Iterator[Conflict]:
+    """Keeping the best by a validation metric needs validation."""
+    saving, key = config.checkpointing, "checkpointing.metric_name"
+    by_validation = saving.enabled and saving.keep_top_k is not None and (saving.metric_name or "").startswith("val:")
+    if by_validation and not _validation_switches(config):
+        pair = f"{key}={saving.metric_name} with checkpointing.keep_top_k={saving.keep_top_k}"
+        problem = f"{pair} needs validation, but grpo.val_period=0"
+        fix = f"set {key}=null (keep the newest) or {key}=train:reward, or grpo.val_period=10"
+        yield Conflict((key, "checkpointing.keep_top_k", "grpo.val_period"), problem, fix)
+
+
+def environment_exists(config: MasterConfig) -> Iterator[Conflict]:
+    """The prompts' environment is one of `env`."""
+    name = config.data.env_name
+    if name not in config.env:
+        problem = f"data.env_name={name} is not among the environments of env: {', '.join(config.env) or 'none'}"
+        yield Conflict(("data.env_name", "env"), problem, f"add env.{name}.kind, or change data.env_name")
+
+
+def environment_can_score(config: MasterConfig) -> Iterator[Conflict]:
+    """reasoning-gym prompts and scorer go together, and math needs an answer."""
+    env = config.env.get(config.data.env_name)
+    env_key = f"env.{config.data.env_name}.kind"
+    for name, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        if env is None or dataset is None:
+            continue
+        pair = f"{name}.kind={dataset.kind} with {env_key}={env.kind}"
+        if isinstance(env, ReasoningGymEnvConfig) != isinstance(dataset, ReasoningGymDataset) and not isinstance(
+            env, FunctionEnvConfig
+        ):
+            fix = f"set {env_key}=reasoning_gym" if isinstance(dataset, ReasoningGymDataset) else f"set {env_key}=math"
+            yield Conflict(
+                (f"{name}.kind", env_key),
+                f"{pair}: only a reasoning_gym environment scores such prompts, and no others",
+                fix,
+            )
+        elif (
+            isinstance(env, MathEnvConfig)
+            and "answer_key" in type(dataset).model_fields
+            and dict(dataset)["answer_key"] is None
+        ):
+            key = f"{name}.answer_key"
+            yield Conflict(
+                (key, env_key), f"{key}=null with {env_key}=math: there is no answer to compare with", f"set {key}"
+            )
+
+
+def raw_prompts_have_no_template(config: MasterConfig) -> Iterator[Conflict]:
+    """Without the chat template its settings mean nothing."""
+    if config.data.prompt_format == "raw":
+        reason = "data.prompt_format=raw uses no chat template"
+        yield from inert(config.data, "data", ["system_prompt"], "data.prompt_format", reason)
+        yield from inert(config.policy.tokenizer, "policy.tokenizer", ["chat_template"], "data.prompt_format", reason)
+
+
+def local_cluster_is_one_process(config: MasterConfig) -> Iterator[Conflict]:
+    """`local` runs all workers as threads of this process, on its CPUs."""
+    cluster, key = config.cluster, "cluster.kind"
+    if cluster.kind != "local":
+        return
+    names = ["address", "num_nodes", "gpus_per_node", "object_store_mib"]
+    yield from inert(cluster, "cluster", names, key, f"{key}=local runs everything in this process, on the CPU")
+    if isinstance(config.policy.generation, VllmGenerationConfig):
+        backend = "policy.generation.backend"
+        problem = f"{key}=local with {backend}=vllm: vLLM needs a process of its own"
+        yield Conflict((key, backend), problem, f"set {backend}=hf or {key}=ray")
+
+
+def joined_cluster_has_its_own_store(config: MasterConfig) -> Iterator[Conflict]:
+    """A cluster that runs already has its object store."""
+    if config.cluster.address is not None:
+        reason = f"cluster.address={config.cluster.address} joins a cluster that has its own"
+        yield from inert(config.cluster, "cluster", ["object_store_mib"], "cluster.address", reason)
+
+
+def gpus_suffice(config: MasterConfig) -> Iterator[Conflict]:
+    """Trainer and generators have GPUs of their own."""
+    cluster, generation = config.cluster, config.policy.generation
+    total = cluster.num_nodes * cluster.gpus_per_node
+    ranks = generation.vllm_cfg.tensor_parallel_size if isinstance(generation, VllmGenerationConfig) else 1
+    needed = config.policy.num_workers + generation.num_replicas * ranks
+    if 0 < total < needed:
+        keys = ("cluster.gpus_per_node", "policy.num_workers", "policy.generation.num_replicas")
+        sizes = f"{keys[1]}={config.policy.num_workers} + {keys[2]}={generation.num_replicas} x {ranks} ranks"
+        problem = (
+            f"{keys[0]}={cluster.gpus_per_node} on {cluster.num_nodes} nodes is {total} GPUs, but {sizes} need {needed}"
+        )
+        yield Conflict(keys, problem, f"raise {keys[0]}, or 0 for a CPU run")
+
+
+def shared_memory_is_on_one_host(config: MasterConfig) -> Iterator[Conflict]:
+    """POSIX shared memory does not reach another node."""
+    transport, nodes = config.policy.generation.refit_cfg.transport, config.cluster.num_nodes
+    if transport == "shm" and nodes > 1:
+        keys = ("policy.generation.refit_cfg.transport", "cluster.num_nodes")
+        problem = f"{keys[0]}=shm works on one host, but {keys[1]}={nodes}"
+        yield Conflict(keys, problem, f"set {keys[1]}=1")
+
+
+def hf_backend_runs_one_replica(config: MasterConfig) -> Iterator[Conflict]:
+    """transformers' generation is for tests and debugging."""
+    generation = config.policy.generation
+    if isinstance(generation, HfGenerationConfig) and generation.num_replicas > 1:
+        keys = ("policy.generation.num_replicas", "policy.generation.backend")
+        problem = f"{keys[0]}={generation.num_replicas} with {keys[1]}=hf: this backend runs one replica"
+        yield Conflict(keys, problem, f"set {keys[0]}=1 or {keys[1]}=vllm")
+
+
+RUN_CHECKS: list[Check] = [
+    buffer_holds_the_window,
+    backoff_is_ordered,
+    watchdog_looks_in_time,
+    validation_has_prompts,
+    greedy_validation_samples_once,
+    metric_name_has_a_prefix,
+    best_checkpoint_has_a_metric,
+    environment_exists,
+    environment_can_score,
+    raw_prompts_have_no_template,
+    local_cluster_is_one_process,
+    joined_cluster_has_its_own_store,
+    gpus_suffice,
+    shared_memory_is_on_one_host,
+    hf_backend_runs_one_replica,
+]

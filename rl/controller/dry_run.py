@@ -1,0 +1,130 @@
+"""Validate whatever needs no hardware: datasets, model files, reward functions, the run folder's place and its disk.
+
+It imports no torch, ray, vllm or transformers, starts nothing, and leaves nothing behind. The configuration itself has
+been validated before (`rl.controller.load`).
+
+    for finding in dry_run(config, "grpo_math"):
+        print(finding)
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from rl.controller.checkpoint import check_free_space
+from rl.controller.config import MasterConfig
+from rl.controller.model_size import checkpoint_bytes, parameter_count
+from rl.core.errors import ConfigError, FatalError
+from rl.core.imports import import_object
+from rl.data.datasets import check_dataset
+from rl.data.model_source import check_model
+from rl.environments.config import FunctionEnvConfig
+
+_PACKAGE = "package:"
+_CHECKPOINTS_AT_ONCE = 2  # a new one is written beside the old one
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: `problem` is the error text, None when it passed; `note` says what was looked at."""
+
+    name: str
+    note: str
+    problem: str | None = None
+
+
+def dry_run(config: MasterConfig, config_name: str) -> list[Finding]:
+    """Run every check, also after one has failed.
+
+    Args:
+        config: a validated configuration.
+        config_name: name of its file, for the default log_dir.
+    """
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("model", lambda: _model(config)),
+        ("training data", lambda: _dataset(config, "train")),
+        ("validation data", lambda: _dataset(config, "validation")),
+        ("reward", lambda: _rewards(config)),
+        ("run folder", lambda: _run_folder(config, config_name)),
+        ("disk", lambda: _disk(config, config_name)),
+    ]
+    return [_finding(name, check) for name, check in checks]
+
+
+def log_dir(config: MasterConfig, config_name: str) -> Path:
+    """Return the parent of the run folders."""
+    return Path(config.logger.log_dir or Path("results") / config_name)
+
+
+def _finding(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, check())
+    except FatalError as error:
+        return Finding(name, "", str(error))
+
+
+def _model(config: MasterConfig) -> str:
+    names = [config.policy.model_name]
+    if config.policy.tokenizer.name is not None:
+        names.append(config.policy.tokenizer.name)
+    for name in names:
+        check_model(name)
+    on_hub = [name for name in names if _local_model(name) is None]
+    return " and ".join(names) + (f"; not looked up on the hub: {', '.join(on_hub)}" if on_hub else "")
+
+
+def _dataset(config: MasterConfig, part: str) -> str:
+    dataset = config.data.train if part == "train" else config.data.validation
+    if dataset is None:
+        return "none"
+    check_dataset(dataset)
+    return f"{dataset.kind} {dict(dataset).get('path') or dict(dataset).get('task') or ''}".strip()
+
+
+def _rewards(config: MasterConfig) -> str:
+    environment = config.env[config.data.env_name]
+    if isinstance(environment, FunctionEnvConfig) and not callable(import_object(environment.target)):
+        raise ConfigError(f"env.{config.data.env_name}.target={environment.target} is not a function")
+    return f"{config.data.env_name}: {environment.kind}"
+
+
+def _run_folder(config: MasterConfig, config_name: str) -> str:
+    folder = log_dir(config, config_name)
+    existing = _existing(folder)
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write to {existing}, for runs in {folder}; set logger.log_dir to another place")
+    return str(folder)
+
+
+def _disk(config: MasterConfig, config_name: str) -> str:
+    if not config.checkpointing.enabled:
+        return "no checkpoints"
+    path = _local_model(config.policy.model_name)
+    parameters = parameter_count(path) if path is not None else None
+    if parameters is None:
+        return "the size of the model is known only after its download"
+    size = checkpoint_bytes(parameters, config.checkpointing.save_optimizer)
+    check_free_space(_existing(log_dir(config, config_name)), _CHECKPOINTS_AT_ONCE * size)
+    kept = config.checkpointing.keep_top_k
+    number = "every" if kept is None else f"at most {kept + 1}"
+    return f"about {size / _GIB:.1f} GiB a checkpoint, {number} kept"
+
+
+def _existing(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that exists."""
+    folder = folder.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    return folder
+
+
+def _local_model(name: str) -> Path | None:
+    """Return the model's folder or GGUF file on this machine; None for one on the hub."""
+    if not name.startswith(_PACKAGE):
+        return Path(name) if Path(name).exists() else None
+    module, _, file = name.removeprefix(_PACKAGE).partition("/")
+    spec = find_spec(module)
+    return Path(spec.origin).parent / file if spec is not None and spec.origin is not None else None

@@ -1,0 +1,36 @@
+"""Estimate from the files of a model, without reading its weights, how large a checkpoint of it will be."""
+
+import json
+import struct
+from math import prod
+from pathlib import Path
+
+# Bits per weight of GGUF files, by the name of their quantization.
+_GGUF_BITS = {"Q2": 2.6, "Q3": 3.4, "Q4_0": 4.5, "Q4": 5.0, "Q5": 6.0, "Q6": 6.6, "Q8": 8.5, "F16": 16.0, "F32": 32.0}
+_DEFAULT_GGUF_BITS = 5.0
+_BYTES_PER_FLOAT = 4
+_ADAM_MOMENTS = 2
+
+
+def parameter_count(path: Path) -> int | None:
+    """Return the parameters of a model folder or (about) of a GGUF file; None when there is nothing to go by."""
+    if path.is_file() and path.suffix == ".gguf":
+        names = [name for name in _GGUF_BITS if name in path.name.upper()]
+        bits = _GGUF_BITS[max(names, key=len)] if names else _DEFAULT_GGUF_BITS
+        return int(path.stat().st_size * 8 / bits)
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else []
+    return sum(_safetensors_parameters(file) for file in files) or None
+
+
+def checkpoint_bytes(parameters: int, save_optimizer: bool, bytes_per_weight: int = _BYTES_PER_FLOAT) -> int:
+    """Return the size of one checkpoint: the weights, and the two moments of Adam in float32."""
+    moments = _ADAM_MOMENTS * _BYTES_PER_FLOAT if save_optimizer else 0
+    return parameters * (bytes_per_weight + moments)
+
+
+def _safetensors_parameters(file: Path) -> int:
+    """Add up the shapes in the header of a safetensors file."""
+    with file.open("rb") as stream:
+        (length,) = struct.unpack("<Q", stream.read(8))
+        header = json.loads(stream.read(length))
+    return sum(prod(entry["shape"]) for name, entry in header.items() if name != "__metadata__")

@@ -157,7 +157,17 @@ def build(flavor: dict[str, str]) -> Path:
         shutil.rmtree(home, ignore_errors=True)
         log = cache_root() / f"{name}.log"
         run("creating", [str(uv), "venv", "--quiet", "--python", sys.executable, str(home)], log)
-        install = [str(uv), "pip", "install", "--python", str(home / "bin" / "python"), "--no-deps", "--require-hashes"]
+        # The machine's own certificates, so that a company's or a CI's proxy is trusted as it is by pip.
+        install = [
+            str(uv),
+            "pip",
+            "install",
+            "--system-certs",
+            "--python",
+            str(home / "bin" / "python"),
+            "--no-deps",
+            "--require-hashes",
+        ]
         # Tests run in a sandbox that cannot write here: without bytecode each of them would compile torch again.
         install += ["--compile-bytecode", *wheel_sources(flavor), "-r", str(lock)]
         run(f"installing {lock.name}", install, log)

@@ -32,7 +32,17 @@ from rl.core.interpolation import resolve
 from rl.core.overrides import apply_overrides
 from rl.core.yaml_reader import read_yaml
 
-__all__ = ["CLASS_DEFAULT", "COMMAND_LINE", "ConfigTree", "Source", "build", "display_path", "load", "unknown_keys"]
+__all__ = [
+    "CLASS_DEFAULT",
+    "COMMAND_LINE",
+    "ConfigTree",
+    "Source",
+    "build",
+    "display_path",
+    "load",
+    "read_with_parents",
+    "unknown_keys",
+]
 
 _DEFAULTS = "defaults"
 M = TypeVar("M", bound=ConfigModel)
@@ -49,7 +59,7 @@ def load(path: Path, overrides: Sequence[str], schema: type[ConfigModel] | None 
     Raises:
         ConfigError: something cannot be read or resolved; the message names file and line.
     """
-    root = apply_overrides(_read(path, []), overrides)
+    root = apply_overrides(merge(*read_with_parents(path)), overrides)
     return ConfigTree(resolve(root, schema), dict(iterate_sources(root)), path)
 
 
@@ -86,6 +96,11 @@ def build(tree: ConfigTree, model: type[M], allow_unknown: bool) -> M:
     return config
 
 
+def read_with_parents(path: Path) -> tuple[Section, Section]:
+    """Return what a file inherits from its parents, merged, and what it says itself."""
+    return _read(path, [])
+
+
 def unknown_keys(tree: ConfigTree, config: BaseModel) -> list[tuple[str, Source]]:
     """Return the keys of `tree` that `config` has no place for, with their sources."""
     return [(key, tree.source_of(key)) for key in _unknown(tree.values, config, "")]
@@ -97,8 +112,8 @@ def display_path(path: Path) -> str:
     return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 
 
-def _read(path: Path, chain: list[Path]) -> Section:
-    """Read a file and its parents; `chain` holds the files that led here."""
+def _read(path: Path, chain: list[Path]) -> tuple[Section, Section]:
+    """Return what a file inherits and what it says itself; `chain` holds the files that led here."""
     identity = path.resolve()
     if identity in chain:
         names = " -> ".join(display_path(each) for each in [*chain[chain.index(identity) :], identity])
@@ -106,13 +121,13 @@ def _read(path: Path, chain: list[Path]) -> Section:
     root = read_yaml(_text(path), display_path(path))
     if not isinstance(root, Section):
         raise ConfigError(f"{root.source}: a configuration is a mapping of sections, not {root.value!r}")
-    merged = Section(root.source)
+    inherited = Section(root.source)
     for name, source in _parents(root):
         parent = path.parent / name
         if not parent.is_file():
             raise ConfigError(f"{source}: parent '{name}' does not exist (looked for {display_path(parent)})")
-        merged = merge(merged, _read(parent, [*chain, identity]))
-    return merge(merged, root)
+        inherited = merge(inherited, merge(*_read(parent, [*chain, identity])))
+    return inherited, root
 
 
 def _text(path: Path) -> str:

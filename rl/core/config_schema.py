@@ -117,9 +117,9 @@ def field_at(model: ConfigClass, path: tuple[str, ...], values: Any) -> FieldInf
     return owner.model_fields.get(path[-1]) if owner is not None else None
 
 
-def default_at(model: ConfigClass, path: tuple[str, ...]) -> tuple[bool, Any]:
-    """Return (True, class default) of the key at `path`, or (False, None) when there is none."""
-    info = field_at(model, path, {})
+def default_at(model: ConfigClass, path: tuple[str, ...], values: Any) -> tuple[bool, Any]:
+    """Return (True, class default) of the key at `path` of `values`, or (False, None) when there is none."""
+    info = field_at(model, path, values)
     if info is None or info.is_required():
         return False, None
     value = info.get_default(call_default_factory=True)

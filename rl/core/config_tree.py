@@ -96,6 +96,13 @@ def find(root: Section, path: tuple[str, ...]) -> Node | None:
     return node
 
 
+def plain_values(section: Section) -> dict[str, Any]:
+    """Return the values below a section as they are written, interpolations included."""
+    return {
+        name: plain_values(node) if isinstance(node, Section) else node.value for name, node in section.children.items()
+    }
+
+
 def nested(path: tuple[str, ...], node: Node) -> Section:
     """Wrap `node` in sections so that it stands at `path`."""
     for part in reversed(path):

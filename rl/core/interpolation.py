@@ -35,6 +35,7 @@ _RESOLVERS: dict[str, Callable[[list[Number]], Number]] = {
     "div": _divide,
     "max": lambda numbers: max(numbers),
 }
+RESOLVER_NAMES = tuple(_RESOLVERS)
 
 
 def resolve(root: Section, schema: type[ConfigModel] | None) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class _Resolver:
         node = find(self._root, target)
         if node is not None:
             return self.value(node, target)
-        found, value = default_at(self._schema, target) if self._schema is not None else (False, None)
+        found, value = default_at(self._schema, target, {}) if self._schema is not None else (False, None)
         if not found:
             raise ConfigError(f"{source}: ${{{key}}} refers to {'.'.join(target)}, which does not exist")
         return value

@@ -24,5 +24,5 @@ class ClusterConfig(ConfigModel):
     gpus_per_node: int = operational(0, ge=0, description="GPUs per node; 0 = CPU run.")
     start_timeout_s: float = operational(120.0, gt=0, description="Deadline for cluster and worker start, in seconds.")
     call_timeout_s: float = operational(1800.0, gt=0, description="Deadline of one worker call, in seconds.")
-    object_store_mib: int = operational(256, ge=80, description="Ray object store of a cluster that the run starts, in MiB.")
+    object_store_mib: int = operational(256, ge=80, description="Object store of a Ray that the run starts, in MiB.")
     threads: ThreadsConfig = ThreadsConfig()

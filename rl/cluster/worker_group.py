@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 W = TypeVar("W")
+W_co = TypeVar("W_co", covariant=True)
 R = TypeVar("R")
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -63,7 +64,7 @@ class WorkerRequest:
     call_timeout_s: float
 
 
-class WorkerGroup(Protocol[W]):
+class WorkerGroup(Protocol[W_co]):
     """A set of workers of one class."""
 
     @property
@@ -71,18 +72,18 @@ class WorkerGroup(Protocol[W]):
         """Number of workers."""
         ...
 
-    async def broadcast(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+    async def broadcast(self, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """Call `method` on every worker with the same arguments; results in rank order."""
         ...
 
     async def scatter(
-        self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
+        self, method: Callable[Concatenate[W_co, S, P], R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
     ) -> list[R]:
         """Call `method` on worker i with shard i first; there must be one shard per worker."""
         ...
 
     async def call(
-        self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
+        self, rank: int, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs
     ) -> R:
         """Call `method` on one worker.
 
@@ -109,7 +110,11 @@ class Cluster(Protocol):
     """Where workers run: the common face of the Ray and the local virtual cluster."""
 
     async def start_workers(
-        self, worker_class: Callable[Concatenate[WorkerContext, P], W], request: WorkerRequest, *args: P.args, **kwargs: P.kwargs
+        self,
+        worker_class: Callable[Concatenate[WorkerContext, P], W],
+        request: WorkerRequest,
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> WorkerGroup[W]:
         """Start a group; each worker is built as `worker_class(context, *args, **kwargs)` in its own process.
 

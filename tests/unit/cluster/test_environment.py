@@ -1,0 +1,46 @@
+"""What workers inherit of the driver's environment."""
+
+import os
+
+from rl.cluster.environment import exchanged_environment, quiet_variables, thread_variables, worker_environment
+
+
+def test_secrets_and_strangers_are_not_inherited():
+    driver = {
+        "PATH": "/bin",
+        "WANDB_API_KEY": "s",
+        "HF_TOKEN": "s",
+        "VLLM_API_KEY": "s",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "MY_APP": "x",
+        "HF_HOME": "/models",
+        "TOKENIZERS_PARALLELISM": "false",
+        "NCCL_DEBUG": "INFO",
+        "RAY_AUTH_TOKEN": "needed by ray itself",
+    }
+    assert set(worker_environment(driver)) == {
+        "PATH",
+        "HF_HOME",
+        "TOKENIZERS_PARALLELISM",
+        "NCCL_DEBUG",
+        "RAY_AUTH_TOKEN",
+    }
+
+
+def test_pythonpath_becomes_absolute(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert worker_environment({"PYTHONPATH": ".:/opt/x"})["PYTHONPATH"] == f"{tmp_path}:/opt/x"
+
+
+def test_the_environment_is_exchanged_and_put_back(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    before = dict(os.environ)
+    with exchanged_environment({"PATH": "/nowhere", "NEW": "1"}):
+        assert dict(os.environ) == {"PATH": "/nowhere", "NEW": "1"}
+    assert dict(os.environ) == before
+
+
+def test_thread_counts_are_explicit_and_statistics_off_unless_asked_for():
+    assert thread_variables(3)["OMP_NUM_THREADS"] == "3"
+    assert quiet_variables({})["VLLM_NO_USAGE_STATS"] == "1"
+    assert "VLLM_NO_USAGE_STATS" not in quiet_variables({"VLLM_NO_USAGE_STATS": "0"})

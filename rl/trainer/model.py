@@ -1,0 +1,139 @@
+"""The trained model: load a causal language model from a Hugging Face folder, run it where it counts, write it back.
+
+Dropout is off (evaluation mode): a training step draws no random numbers. Batching, losses and optimizers are not here.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.utils.logging import disable_progress_bar
+
+from rl.core.errors import ConfigError
+
+_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", "config.json")
+_TOKENIZER_PATTERNS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab*",
+    "merges.txt",
+    "chat_template*",
+    "spiece.model",
+)
+_CHAT_TEMPLATE_FILE = "chat_template.jinja"
+
+
+class CausalModel:
+    """A Hugging Face causal language model that computes logits at chosen positions only.
+
+    Args:
+        path: Local Hugging Face folder.
+        dtype: Of weights and arithmetic.
+        device: "cpu" or "cuda:i".
+        trust_remote_code: Run model code found in the folder.
+        seed: Seeds weights that the folder lacks, so that every rank makes the same.
+
+    Raises:
+        ConfigError: the folder does not hold a causal language model that this installation can load.
+    """
+
+    def __init__(self, path: Path, *, dtype: torch.dtype, device: str, trust_remote_code: bool, seed: int) -> None:
+        self.path = path
+        self.device = torch.device(device)
+        self.dtype = dtype
+        self._trust_remote_code = trust_remote_code
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            module = self._load(path)
+        self.module: nn.Module = module.to(self.device).eval()
+        self._head: nn.Module = module.get_output_embeddings()
+
+    def logits_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Return the next-token logits at the marked positions.
+
+        Right padding needs no attention mask: attention is causal, so no real token looks at padding.
+
+        Args:
+            tokens: [B, S] int64, right-padded.
+            positions: [B, S] bool with K true places.
+
+        Returns:
+            [K, V] in the model's dtype, row-major order of the places. The [B, S, V] logits never exist.
+        """
+
+        # The model's own forward runs, so that whatever it does to its logits (scaling, soft caps) is kept.
+        def keep_marked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (inputs[0][positions], *inputs[1:])
+
+        hook = self._head.register_forward_pre_hook(keep_marked)
+        try:
+            logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+        finally:
+            hook.remove()
+        return logits
+
+    def freeze(self) -> "CausalModel":
+        """Stop training this model; return it."""
+        self.module.requires_grad_(False)
+        return self
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return every trained tensor once, in a fixed order."""
+        return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Return all weights under their Hugging Face names; tied ones once."""
+        return dict(self.module.named_parameters())
+
+    def save(self, folder: Path) -> None:
+        """Write weights and config.json into `folder` (created when missing)."""
+        saved: Any = self.module
+        saved.save_pretrained(folder)
+
+    def load_weights(self, folder: Path) -> None:
+        """Replace the weights by those that `save` wrote, bit for bit."""
+        self.module.load_state_dict(self._load(folder).state_dict())
+
+    def _load(self, path: Path) -> Any:
+        disable_progress_bar()  # a worker's output is a log, not a terminal
+        try:
+            return AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=self.dtype,
+                attn_implementation="sdpa",
+                trust_remote_code=self._trust_remote_code,
+                local_files_only=True,
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"cannot load a causal language model from {path}: {error}; it must be a Hugging Face folder with "
+                "config.json and weights (own model code needs policy.trust_remote_code=true)"
+            ) from error
+
+
+def copy_model_files(model_path: Path, tokenizer_path: Path, chat_template: str | None, folder: Path) -> None:
+    """Copy everything but weights and config.json, byte for byte: tokenizer, chat template, generation configuration.
+
+    Args:
+        model_path: Folder of the model that training started from.
+        tokenizer_path: Folder of the tokenizer; its files win over the model's.
+        chat_template: Template that replaces the tokenizer's own, or None.
+        folder: Where to write.
+    """
+    _copy(model_path, folder, ("*",), _WEIGHT_PATTERNS)
+    if tokenizer_path != model_path:
+        _copy(tokenizer_path, folder, _TOKENIZER_PATTERNS, ())
+    if chat_template is not None:
+        (folder / _CHAT_TEMPLATE_FILE).write_text(chat_template, encoding="utf-8")
+
+
+def _copy(source: Path, target: Path, wanted: tuple[str, ...], unwanted: tuple[str, ...]) -> None:
+    for file in sorted(source.iterdir()):
+        is_wanted = any(file.match(pattern) for pattern in wanted) and not any(file.match(p) for p in unwanted)
+        if file.is_file() and is_wanted:
+            shutil.copyfile(file, target / file.name)

@@ -1,0 +1,258 @@
+"""The trained policy as the driver sees it, and its implementation over a worker group.
+
+policy = await start_policy(cluster, settings, request)
+result = await policy.train(batch, algorithm.losses["policy"])      # result.version == old version + 1
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rl.algorithms.algorithm import LossFunction
+from rl.cluster.worker_group import Cluster, WorkerGroup, WorkerRequest
+from rl.core.batch import TrainBatch
+from rl.core.errors import ConfigError, FatalError
+from rl.core.metrics import Metric, Per, finalize_metrics
+from rl.core.types import PolicyVersion
+from rl.trainer.config import PolicySettings
+from rl.trainer.forward_backward import ChunkReport, merge_reports
+from rl.trainer.optimizer import OptimizerStep
+from rl.trainer.request import PolicyRequest
+from rl.trainer.worker import PolicyWorker
+from rl.weights.transport import SenderHandle, TensorSpec, TransferInfo
+
+__all__ = ["Policy", "PolicyRequest", "TrainResult", "WorkerPolicy", "start_policy"]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What one RL step of training did.
+
+    Attributes:
+        version: Version of the new weights.
+        metrics: By bare name. Means over the optimizer steps of the RL step, extrema over all of them; `grad_norm` is
+            the last one's. Metrics without a counted token are absent.
+    """
+
+    version: PolicyVersion
+    metrics: dict[str, float]
+
+
+class Policy(Protocol):
+    """A model that can be trained, asked for log-probabilities, sent to generators and saved."""
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Version of the weights; grows by exactly 1 with each `train`."""
+        ...
+
+    async def train(self, batch: TrainBatch, loss: LossFunction) -> TrainResult:
+        """Train one RL step on `batch`: one or several optimizer steps."""
+        ...
+
+    async def logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return log-probabilities of the sampled tokens, [T] float32; 0 off the mask."""
+        ...
+
+    async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return the same under the frozen initial weights."""
+        ...
+
+    def weight_sender(self) -> SenderHandle:
+        """Return the trainer's end of a refit."""
+        ...
+
+    async def save(self, folder: Path, with_optimizer: bool) -> None:
+        """Write a checkpoint into the existing `folder`."""
+        ...
+
+    async def restore(self, folder: Path) -> None:
+        """Continue from a checkpoint, exactly."""
+        ...
+
+    async def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder."""
+        ...
+
+    async def close(self) -> None:
+        """End the workers."""
+        ...
+
+
+async def start_policy(cluster: Cluster, settings: PolicySettings, request: PolicyRequest) -> Policy:
+    """Start the trainer's workers and load the model on each.
+
+    Raises:
+        ConfigError: `policy.train_global_batch_size` does not divide the step, the model cannot be loaded, or the
+            cluster lacks resources.
+        InfraError: a worker failed to start.
+    """
+    num_updates = _updates_per_step(settings, request)
+    group = await cluster.start_workers(
+        PolicyWorker,
+        WorkerRequest(
+            name="policy",
+            num_workers=settings.num_workers,
+            num_threads=request.num_threads,
+            gpus_per_worker=request.gpus_per_worker,
+            concurrency=1,
+            call_timeout_s=request.call_timeout_s,
+        ),
+        settings,
+        request,
+    )
+    return WorkerPolicy(group, num_updates, request.version)
+
+
+class WorkerPolicy:
+    """A Policy over data-parallel PolicyWorkers, which all hold the same weights."""
+
+    def __init__(self, group: WorkerGroup[PolicyWorker], num_updates: int, version: PolicyVersion) -> None:
+        self._group = group
+        self._num_updates = num_updates
+        self._version = version
+
+    @property
+    def group(self) -> WorkerGroup[PolicyWorker]:
+        """The workers."""
+        return self._group
+
+    @property
+    def version(self) -> PolicyVersion:
+        """Version of the weights."""
+        return self._version
+
+    async def train(self, batch: TrainBatch, loss: LossFunction) -> TrainResult:
+        """Train one RL step; the batch is cut, in order, into equal parts of one optimizer step each."""
+        steps = [await self._optimizer_step(chunk, loss) for chunk in batch.shard(self._num_updates)]
+        self._version = self._agreed(await self._group.broadcast(PolicyWorker.end_train), self._version + 1)
+        return TrainResult(self._version, _mean_over_steps(steps))
+
+    async def logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return [T] float32."""
+        return torch.cat(await self._group.scatter(PolicyWorker.logprobs, batch.shard(self._group.world_size)))
+
+    async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return [T] float32."""
+        shards = batch.shard(self._group.world_size)
+        return torch.cat(await self._group.scatter(PolicyWorker.reference_logprobs, shards))
+
+    def weight_sender(self) -> SenderHandle:
+        """Return rank 0's end: all ranks hold the same weights."""
+        return _RankZeroSender(self._group)
+
+    async def save(self, folder: Path, with_optimizer: bool) -> None:
+        """Let rank 0 write."""
+        await self._group.call(0, PolicyWorker.save, folder, with_optimizer)
+
+    async def restore(self, folder: Path) -> None:
+        """Let every rank read."""
+        versions = await self._group.broadcast(PolicyWorker.restore, folder)
+        self._version = self._agreed(versions, versions[0])
+
+    async def export(self, folder: Path) -> None:
+        """Let rank 0 write."""
+        await self._group.call(0, PolicyWorker.export, folder)
+
+    async def close(self) -> None:
+        """End the workers."""
+        await self._group.close()
+
+    async def _optimizer_step(self, batch: TrainBatch, loss: LossFunction) -> "_Step":
+        shards = batch.shard(self._group.world_size)
+        report = merge_reports(await self._group.scatter(PolicyWorker.accumulate, shards, loss))
+        count = report.num_sequences if report.per is Per.SEQUENCES else report.num_tokens
+        # Tokens may all be masked where sequences still count: then there is no gradient, and nothing to step on.
+        outcomes = await self._group.broadcast(PolicyWorker.apply_step, count if report.num_tokens > 0 else 0.0)
+        return _Step(report, outcomes[0])
+
+    def _agreed(self, versions: list[PolicyVersion], expected: PolicyVersion) -> PolicyVersion:
+        if any(version != expected for version in versions):
+            raise FatalError(f"trainer ranks hold versions {versions}, expected {expected} on each; they went apart")
+        return expected
+
+
+@dataclass(frozen=True)
+class _Step:
+    report: ChunkReport
+    outcome: OptimizerStep
+
+    def metrics(self) -> dict[str, float]:
+        report, outcome = self.report, self.outcome
+        metrics = {"loss": 0.0} | finalize_metrics(report.metrics, report.num_tokens, report.num_sequences)
+        metrics |= {
+            "lr": outcome.lr,
+            "global_valid_seqs": report.num_sequences,
+            "global_valid_toks": report.num_tokens,
+            "steps_skipped_empty": float(outcome.skipped_empty),
+            "steps_skipped_nonfinite": float(outcome.skipped_nonfinite),
+        }
+        return metrics if outcome.grad_norm is None else metrics | {"grad_norm": outcome.grad_norm}
+
+
+_COUNTERS = ("steps_skipped_empty", "steps_skipped_nonfinite")
+
+
+def _mean_over_steps(steps: Sequence[_Step]) -> dict[str, float]:
+    """Reduce over the optimizer steps of an RL step: counters add, extrema stay extrema, the rest are means."""
+    values: dict[str, list[float]] = defaultdict(list)
+    kinds: dict[str, Metric] = {}
+    for step in steps:
+        kinds |= step.report.metrics
+        for name, value in step.metrics().items():
+            values[name].append(value)
+    return {name: _reduce(name, series, kinds.get(name)) for name, series in values.items()}
+
+
+def _reduce(name: str, series: list[float], kind: Metric | None) -> float:
+    if name == "grad_norm":
+        return series[-1]
+    if name in _COUNTERS:
+        return sum(series)
+    if kind is not None and kind.per is Per.MIN:
+        return min(series)
+    if kind is not None and kind.per is Per.MAX:
+        return max(series)
+    return sum(series) / len(series)
+
+
+def _updates_per_step(settings: PolicySettings, request: PolicyRequest) -> int:
+    size = settings.train_global_batch_size
+    if size is None:
+        return 1
+    if request.sequences_per_step % size:
+        raise ConfigError(
+            f"policy.train_global_batch_size={size} does not divide the {request.sequences_per_step} sequences of a "
+            "step (grpo.num_prompts_per_step x grpo.num_generations_per_prompt); choose a divisor, or null for all"
+        )
+    return request.sequences_per_step // size
+
+
+class _RankZeroSender:
+    """The SenderHandle over rank 0 of the group."""
+
+    def __init__(self, group: WorkerGroup[PolicyWorker]) -> None:
+        self._group = group
+
+    async def manifest(self) -> tuple[TensorSpec, ...]:
+        return await self._group.call(0, PolicyWorker.sender_manifest)
+
+    async def open(self, info: TransferInfo) -> None:
+        await self._group.call(0, PolicyWorker.sender_open, info)
+
+    async def start(self, version: PolicyVersion) -> None:
+        await self._group.call(0, PolicyWorker.sender_start, version)
+
+    async def pack(self, bucket: int) -> None:
+        await self._group.call(0, PolicyWorker.sender_pack, bucket)
+
+    async def finish(self) -> str:
+        return await self._group.call(0, PolicyWorker.sender_finish)
+
+    async def close(self) -> None:
+        await self._group.call(0, PolicyWorker.sender_close)

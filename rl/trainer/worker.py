@@ -1,0 +1,188 @@
+"""PolicyWorker: one data-parallel rank of the trained policy. A plain synchronous class; it knows nothing of Ray.
+
+An optimizer step is any number of `accumulate` calls and one `apply_step`; an RL step is any number of optimizer steps
+and one `end_train`, which raises the version by one. Checkpoint atomicity (temporary folder, fsync, rename) is the
+caller's business; the files are written by rank 0 only.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl.algorithms.algorithm import LossFunction
+from rl.cluster.worker_group import WorkerContext
+from rl.core.batch import TrainBatch
+from rl.core.errors import ConfigError, FatalError, WeightSyncError
+from rl.core.types import PolicyVersion
+from rl.trainer.config import PolicySettings
+from rl.trainer.forward_backward import ChunkReport, ForwardSettings, accumulate_gradients, compute_logprobs
+from rl.trainer.model import CausalModel, copy_model_files
+from rl.trainer.optimizer import Optimizer, OptimizerStep
+from rl.trainer.parallel import GradientSum
+from rl.trainer.request import PolicyRequest
+from rl.weights.sender import WeightSender
+from rl.weights.transport import TensorSpec, TransferInfo
+
+MODEL_FOLDER = "model"
+OPTIMIZER_FILE = "optimizer.pt"
+STATE_FILE = "trainer.pt"
+
+
+class PolicyWorker:
+    """The model, its optimizer and its end of the refit.
+
+    Args:
+        context: Who this rank is.
+        settings: The `policy` section.
+        request: Derived settings.
+
+    Raises:
+        ConfigError: the model cannot be loaded, or the schedule is incomplete.
+        InfraError: the other ranks do not show up.
+    """
+
+    def __init__(self, context: WorkerContext, settings: PolicySettings, request: PolicyRequest) -> None:
+        self._context = context
+        self._settings = settings
+        self._request = request
+        self._use_threads()
+        self._gradient_sum = GradientSum(context, request.call_timeout_s)
+        self._model = self._load_model()
+        self._reference = self._load_model().freeze() if request.needs_reference else None
+        self._optimizer = Optimizer(
+            self._model.parameters(), settings.optimizer, settings.scheduler, settings.max_grad_norm
+        )
+        self._forward = ForwardSettings(request.temperature, settings.logprob_impl, settings.train_micro_batch_size)
+        self._version = request.version
+        self._sender = WeightSender(self._model.named_tensors)
+
+    def version(self) -> PolicyVersion:
+        """Return the version of the weights."""
+        return self._version
+
+    def named_tensors(self) -> Mapping[str, Tensor]:
+        """Return the weights under their Hugging Face names; tied ones once."""
+        return self._model.named_tensors()
+
+    def accumulate(self, batch: TrainBatch, loss: LossFunction) -> ChunkReport:
+        """Add the gradients of the loss sum over this rank's sequences; there may be none."""
+        self._use_threads()
+        return accumulate_gradients(self._model, batch.at_version(self._version), loss, self._forward)
+
+    def apply_step(self, count: float) -> OptimizerStep:
+        """Sum gradients over the ranks, divide by the global `count`, clip and step.
+
+        Args:
+            count: Tokens or sequences over all ranks and chunks of the step; 0 skips the step.
+        """
+        self._use_threads()
+        if count > 0:
+            self._gradient_sum.add_over_ranks(self._optimizer.gradients())
+        return self._optimizer.step(count)
+
+    def end_train(self) -> PolicyVersion:
+        """End the RL step: advance the learning-rate schedule and return the new version."""
+        self._optimizer.end_rl_step()
+        self._version += 1
+        return self._version
+
+    def logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return log-probabilities of the sampled tokens under the current weights, [T] float32; 0 off the mask."""
+        self._use_threads()
+        return compute_logprobs(self._model, batch, self._forward)
+
+    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
+        """Return the same under the frozen initial weights.
+
+        Raises:
+            FatalError: the policy was started without a reference.
+        """
+        if self._reference is None:
+            raise FatalError("reference log-probabilities were asked of a policy started with needs_reference=False")
+        self._use_threads()
+        return compute_logprobs(self._reference, batch, self._forward)
+
+    def save(self, folder: Path, with_optimizer: bool) -> None:
+        """Write weights, version and random state, and with `with_optimizer` moments and schedule, into `folder`."""
+        self._export_model(folder / MODEL_FOLDER)
+        torch.save({"version": self._version, "rng": torch.get_rng_state()}, folder / STATE_FILE)
+        if with_optimizer:
+            torch.save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
+
+    def restore(self, folder: Path) -> PolicyVersion:
+        """Continue exactly where `save(folder, with_optimizer=True)` was; return the version.
+
+        Raises:
+            ConfigError: the checkpoint has no optimizer state, or is not one.
+        """
+        if not (folder / OPTIMIZER_FILE).is_file():
+            raise ConfigError(
+                f"checkpoint {folder} has no {OPTIMIZER_FILE}, so training cannot go on exactly where it was; it was "
+                f"saved with checkpointing.save_optimizer=false. To start anew from its weights, set "
+                f"policy.model_name={folder / MODEL_FOLDER} and --resume never"
+            )
+        state: dict[str, Any] = torch.load(folder / STATE_FILE, weights_only=True)
+        self._model.load_weights(folder / MODEL_FOLDER)
+        # On the CPU first: the optimizer itself moves each moment to the device of its parameter.
+        self._optimizer.load_state_dict(torch.load(folder / OPTIMIZER_FILE, map_location="cpu", weights_only=True))
+        torch.set_rng_state(state["rng"])
+        self._version = int(state["version"])
+        return self._version
+
+    def export(self, folder: Path) -> None:
+        """Write a folder that `from_pretrained` loads: weights, tokenizer, chat template, generation configuration."""
+        self._export_model(folder)
+
+    def sender_manifest(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors of a refit in wire order."""
+        return self._sender.manifest()
+
+    def sender_open(self, info: TransferInfo) -> None:
+        """Create the transport's buffers."""
+        self._sender.open(info)
+
+    def sender_start(self, version: PolicyVersion) -> None:
+        """Begin a refit.
+
+        Raises:
+            WeightSyncError: the weights are not of that version.
+        """
+        if version != self._version:
+            raise WeightSyncError(f"refit of version {version} asked for, but the trainer holds {self._version}")
+        self._use_threads()
+        self._sender.start(version)
+
+    def sender_pack(self, bucket: int) -> None:
+        """Pack one bucket into its slot."""
+        self._sender.pack(bucket)
+
+    def sender_finish(self) -> str:
+        """End the refit and return its checksum."""
+        return self._sender.finish()
+
+    def sender_close(self) -> None:
+        """Release the transport's buffers."""
+        self._sender.close()
+
+    def _export_model(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._model.save(folder)
+        # Second, so that the original generation configuration wins over the library's rewritten one.
+        template = self._settings.tokenizer.chat_template
+        copy_model_files(self._request.model_path, self._request.tokenizer_path, template, folder)
+
+    def _load_model(self) -> CausalModel:
+        return CausalModel(
+            self._request.model_path,
+            dtype=torch.float32 if self._settings.precision == "float32" else torch.bfloat16,
+            device=self._context.device,
+            trust_remote_code=self._settings.trust_remote_code,
+            seed=self._request.seed,
+        )
+
+    def _use_threads(self) -> None:
+        # The count belongs to the calling thread in OpenMP, and a worker's methods may be served by different threads.
+        torch.set_num_threads(self._context.num_threads)

@@ -14,10 +14,12 @@ class GenerationBase(ConfigModel):
     """What every backend has."""
 
     max_new_tokens: int = Field(256, ge=1, description="Upper bound of sampled tokens of one completion.")
-    temperature: float = Field(1.0, gt=0, description="Sampling temperature of training rollouts; the trainer divides by it too.")
-    top_p: Literal[1.0] = Field(1.0, description="Nucleus sampling is refused in training until the trainer can replay it.")
+    temperature: float = Field(1.0, gt=0, description="Temperature of training rollouts; the trainer uses it too.")
+    top_p: float = Field(
+        1.0, ge=1.0, le=1.0, description="Nucleus sampling is refused in training until the trainer can replay it."
+    )
     top_k: None = Field(None, description="Top-k sampling is refused in training until the trainer can replay it.")
-    stop_token_ids: list[int] | None = Field(None, description="Ids that end a completion; null = the model's own end tokens.")
+    stop_token_ids: list[int] | None = Field(None, description="Ids that end a completion; null = the model's own.")
     stop_strings: list[str] = Field(default_factory=list, description="Strings that end a completion.")
     num_replicas: int = operational(1, ge=1, description="Engines.")
     refit_cfg: RefitConfig = RefitConfig()

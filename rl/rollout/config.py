@@ -11,14 +11,18 @@ class InOrderSampler(ConfigModel):
     """Groups are trained in the order in which they were dispatched."""
 
     name: Literal["in_order"] = "in_order"
-    max_lookahead_versions: int = Field(1, ge=0, description="How many versions rollouts may run ahead; 0 = synchronous.")
+    max_lookahead_versions: int = Field(
+        1, ge=0, description="How many versions rollouts may run ahead; 0 = synchronous."
+    )
 
 
 class NativeRolloutConfig(ConfigModel):
     """Deadlines of the calls that a rollout makes."""
 
     generation_timeout_s: float = operational(1800.0, gt=0, description="Deadline of one completion, in seconds.")
-    env_timeout_s: float = operational(1800.0, gt=0, description="Deadline of one environment step of a group, in seconds.")
+    env_timeout_s: float = operational(
+        1800.0, gt=0, description="Deadline of one environment step of a group, in seconds."
+    )
 
 
 class RolloutFailureConfig(ConfigModel):

@@ -1,6 +1,6 @@
 """What to do after a failed attempt. Pure: no clock, no I/O.
 
-    decision = decide(error, Failures(infra=1, data=0), config)     # Retry(delay_s=1.0)
+decision = decide(error, Failures(infra=1, data=0), config)     # Retry(delay_s=1.0)
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ class Fail:
 
 
 def is_infra(error: Exception) -> bool:
-    """Whether the same work may succeed elsewhere. An error of unknown kind counts as a data error: it must be loud soon."""
+    """Whether the same work may succeed elsewhere. An unknown error counts as a data error: it must be loud soon."""
     return isinstance(error, InfraError | TimeoutError | ConnectionError)
 
 

@@ -2,7 +2,7 @@
 
 consumes: a prompt with its token ids
 produces: one Rollout per sibling, in sample order
-waits for: Generator.generate (each under the generation deadline), then Environment.step (under the environment deadline)
+waits for: Generator.generate, then Environment.step, each under its deadline
 
 It neither retries nor counts nor limits: see `manager.py`. One failing sibling fails the attempt: a group is never
 completed by stand-ins.
@@ -139,7 +139,9 @@ class GroupRunner:
     def _environment_of(self, prompt: Prompt) -> Environment:
         if prompt.environment not in self._environments:
             known = ", ".join(sorted(self._environments))
-            raise ConfigError(f"prompt {prompt.prompt_id} names environment '{prompt.environment}'; the env section has: {known}")
+            raise ConfigError(
+                f"prompt {prompt.prompt_id} names environment '{prompt.environment}'; the env section has: {known}"
+            )
         return self._environments[prompt.environment]
 
     async def _generate(self, prompt: Prompt, sibling: _Sibling, attempt: Attempt, turn: int) -> Completion:

@@ -1,0 +1,63 @@
+"""SIGINT and SIGTERM: the first asks for a clean stop and enforces it after a while; the second ends the process."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from typing import NoReturn
+
+from rl.controller.stop import StopSignal
+
+EXIT_INTERRUPTED = 130
+STOP_DEADLINE_S = 60.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupts:
+    """Handles the signals while its `with` block runs; enter it on the loop, in the task that a late stop cancels.
+
+    Args:
+        stop: What the first signal sets.
+        say: Tells the user.
+        last_words: Called before the process ends on the second signal; must be quick.
+    """
+
+    def __init__(self, stop: StopSignal, say: Callable[[str], None], last_words: Callable[[], None]) -> None:
+        self._stop = stop
+        self._say = say
+        self._last_words = last_words
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[object] | None = None
+        self._enforced: asyncio.TimerHandle | None = None
+        self.setting_up = True
+
+    def __enter__(self) -> "Interrupts":
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._on_signal, signal.Signals(number).name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._enforced is not None:
+            self._enforced.cancel()
+        if self._loop is not None:
+            for number in _SIGNALS:
+                self._loop.remove_signal_handler(number)
+
+    def _on_signal(self, name: str) -> None:
+        if self._stop.requested:
+            self._end_now(name)
+        self._stop.request()
+        self._say(f"{name}: stopping cleanly (again to stop at once)")
+        if self._loop is None or self._task is None:
+            return
+        # Setting up holds nothing that is worth waiting for.
+        delay = 0.0 if self.setting_up else STOP_DEADLINE_S
+        self._enforced = self._loop.call_later(delay, self._task.cancel)
+
+    def _end_now(self, name: str) -> NoReturn:
+        """Leave without closing anything: the run's reaper ends what is left."""
+        self._say(f"{name} again: ending at once")
+        self._last_words()
+        os._exit(EXIT_INTERRUPTED)

@@ -1,0 +1,65 @@
+"""The reporter of a real run: metrics.jsonl and trackers, rollouts/, and the console.
+
+A broken side channel is one warning, never the end of training.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rl.controller.phases import TOTAL
+from rl.controller.step import StepReport
+from rl.controller.validation import ValidationReport
+from rl.core.types import RolloutGroup
+from rl.telemetry.console import Console
+from rl.telemetry.logger import RunLogger
+from rl.telemetry.rollout_log import write_rollouts
+
+_log = logging.getLogger(__name__)
+
+
+class RunReporter:
+    """Passes on what the controller reports.
+
+    Args:
+        console: The terminal and run.log.
+        logger: metrics.jsonl and the trackers.
+        rollouts: Folder of the rollout files; None = they are switched off.
+    """
+
+    def __init__(self, console: Console, logger: RunLogger, rollouts: Path | None) -> None:
+        self._console = console
+        self._logger = logger
+        self._rollouts = rollouts
+
+    async def step(self, report: StepReport, extra: Mapping[str, float]) -> None:
+        """Record a step."""
+        metrics = {**report.metrics, **extra}
+        seconds = report.metrics.get(f"timing/train/{TOTAL}", 0.0)
+        if seconds > 0:
+            self._console.tokens_per_second(report.metrics["train/total_num_tokens"] / seconds)
+        self._console.step_line(report.step, metrics)
+        await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.advantages)
+        self._logger.log_step(report.step, metrics)
+
+    async def validation(self, report: ValidationReport) -> None:
+        """Record a validation."""
+        self._console.validation_line(report.step, report.metrics)
+        await self._write_rollouts(f"validation_{report.step}.jsonl", report.groups, report.step, {})
+        self._logger.log_validation(report.step, report.metrics)
+        self._logger.log_step(report.step, {"timing/validation/total": report.seconds})
+
+    def note(self, message: str) -> None:
+        """Show a line."""
+        self._console.note(message)
+
+    async def _write_rollouts(
+        self, name: str, groups: Sequence[RolloutGroup], step: int, advantages: Mapping[str, float]
+    ) -> None:
+        if self._rollouts is None:
+            return
+        try:
+            await asyncio.to_thread(write_rollouts, self._rollouts / name, groups, step, advantages)
+        except OSError as error:
+            _log.warning("cannot write %s (%s); training goes on", self._rollouts / name, error)

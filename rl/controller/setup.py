@@ -1,0 +1,388 @@
+"""Puts a run together: one line per part, in the order in which they depend on each other.
+
+Cheap checks of the data come before anything heavy starts. What is built is closed in reverse order by the exit stack,
+also when a later part fails. It runs nothing.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from rl.algorithms.algorithm import Algorithm
+from rl.algorithms.grpo import build_grpo
+from rl.cluster.virtual_cluster import build_cluster
+from rl.cluster.worker_group import Cluster
+from rl.controller.activity import Activity
+from rl.controller.checkpoint import Checkpointer, check_free_space
+from rl.controller.config import MasterConfig
+from rl.controller.controller import Controller, ControllerParts
+from rl.controller.model_size import checkpoint_bytes, parameter_count
+from rl.controller.phases import Phases
+from rl.controller.pump import RolloutPump
+from rl.controller.reporter import Reporter
+from rl.controller.residency import Dedicated
+from rl.controller.step import StepParts, TrainStep
+from rl.controller.stop import StopSignal
+from rl.controller.validation import Validator
+from rl.core.clock import Clock
+from rl.core.errors import ConfigError
+from rl.core.imports import import_object
+from rl.core.resources import RunResources, ThreadPlan, thread_plan
+from rl.core.types import Message, Prompt
+from rl.data.chat import PromptTokenizer
+from rl.data.columns import Row
+from rl.data.datasets import load_rows
+from rl.data.pretrained import resolve_model
+from rl.data.prompts import PromptSettings, PromptSource
+from rl.environments.base import Environment
+from rl.environments.registry import build_environments
+from rl.generation.generator import Generator, GeneratorRequest, SamplingParams
+from rl.rollout.buffer import ReplayBuffer
+from rl.rollout.manager import RolloutManager
+from rl.rollout.runner import GroupRunner, RunnerLimits
+from rl.rollout.sampler import build_sampler
+from rl.trainer.policy import Policy, PolicyRequest, start_policy
+from rl.weights.sync import WeightSync
+
+BuildGenerator = Callable[[object, Cluster, GeneratorRequest], Awaitable[Generator]]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What a run brings along beside its configuration.
+
+    Attributes:
+        resources: Tag, temporary folder and reaper.
+        checkpointer: Of the run folder.
+        reporter: Of the run.
+        phases: Shared with the console.
+        stop: Set by the signal handlers.
+        clock: Time.
+    """
+
+    resources: RunResources
+    checkpointer: Checkpointer
+    reporter: Reporter
+    phases: Phases
+    stop: StopSignal
+    clock: Clock
+
+
+@dataclass(frozen=True)
+class _Model:
+    """Where the model is, and its tokenizer."""
+
+    path: Path
+    tokenizer: PromptTokenizer
+
+
+async def build_controller(config: MasterConfig, context: RunContext, stack: AsyncExitStack) -> Controller:
+    """Build every part of the run.
+
+    Raises:
+        ConfigError: the configuration names something that does not exist.
+        InfraError: a process did not start.
+    """
+    rows, held_out = build_rows(config)
+    model = build_model(config, context)
+    prompts, validation_prompts = build_prompts(config, model, rows, held_out)
+    environments = build_envs(config, stack)
+    threads = build_threads(config, context)
+    cluster = await build_workers(config, context, stack)
+    policy, generator = await build_models(config, cluster, context, model, threads, stack)
+    sync = await build_weight_sync(config, policy, generator, context, stack)
+    rollouts = RolloutFactory(config, generator, environments, model.tokenizer, context.clock)
+    buffer = build_buffer(config)
+    generating, training = Activity(context.clock), Activity(context.clock)
+    manager = rollouts.manager("train", rollouts.training_sampling())
+    pump = RolloutPump(buffer, prompts, manager, config.grpo.num_generations_per_prompt, generating)
+    step_parts = StepParts(
+        buffer=buffer,
+        groups_per_step=config.grpo.num_prompts_per_step,
+        residency=Dedicated(),
+        algorithm=build_algorithm(config),
+        models={"policy": policy},
+        weight_sync=sync,
+        generating=generating,
+        training=training,
+    )
+    parts = ControllerParts(
+        policy=policy,
+        weight_sync=sync,
+        prompts=prompts,
+        buffer=buffer,
+        manager=manager,
+        pump=pump,
+        step=TrainStep(step_parts, context.phases, context.stop),
+        validator=build_validator(config, rollouts, validation_prompts, context.clock),
+        checkpointer=context.checkpointer,
+        phases=context.phases,
+        stop=context.stop,
+        reporter=context.reporter,
+        call_timeout_s=config.cluster.call_timeout_s,
+    )
+    return Controller(parts, config.grpo, config.checkpointing, config.async_rl.stall_watchdog, context.clock)
+
+
+def build_rows(config: MasterConfig) -> tuple[list[Row], list[Row]]:
+    """Load the datasets: faulty data must be seen before a model loads."""
+    held_out = [] if config.data.validation is None else list(load_rows(config.data.validation))
+    return list(load_rows(config.data.train)), held_out
+
+
+def build_model(config: MasterConfig, context: RunContext) -> _Model:
+    """Find the model's files, fetch them when needed, and load the tokenizer."""
+    policy = config.policy
+    path = resolve_model(policy.model_name, progress=context.reporter.note)
+    check_disk(config, path, context.checkpointer.folder)
+    name = policy.tokenizer.name
+    tokenizer_path = None if name is None else resolve_model(name, progress=context.reporter.note)
+    return _Model(path, PromptTokenizer(path, policy.tokenizer, config.data, tokenizer_path))
+
+
+def check_disk(config: MasterConfig, model_path: Path, folder: Path) -> None:
+    """Refuse to train when two checkpoints and the export do not fit on the disk of `folder`.
+
+    Raises:
+        FatalError: names what is needed and what is free.
+    """
+    parameters = parameter_count(model_path)
+    if parameters is None or not config.checkpointing.enabled:
+        return
+    bytes_per_weight = 4 if config.policy.precision == "float32" else 2
+    one = checkpoint_bytes(parameters, config.checkpointing.save_optimizer, bytes_per_weight)
+    export = parameters * bytes_per_weight if config.checkpointing.export_hf else 0
+    check_free_space(folder, 2 * one + export)
+
+
+def build_prompts(
+    config: MasterConfig, model: _Model, rows: list[Row], held_out: list[Row]
+) -> tuple[PromptSource, list[Prompt]]:
+    """The endless stream of training prompts, and the fixed list of validation prompts."""
+    source = PromptSource(rows, model.tokenizer, prompt_settings(config, shuffle=config.data.shuffle))
+    if not held_out:
+        return source, []
+    validation = PromptSource(held_out, model.tokenizer, prompt_settings(config, shuffle=False)).all_prompts()
+    return source, validation[: config.grpo.max_val_samples]
+
+
+def prompt_settings(config: MasterConfig, shuffle: bool) -> PromptSettings:
+    """A prompt may take what the context leaves beside the longest completion, or data.max_input_seq_length."""
+    room = config.policy.max_total_sequence_length - config.policy.generation.max_new_tokens
+    limit = config.data.max_input_seq_length
+    return PromptSettings(
+        environment=config.data.env_name,
+        max_prompt_tokens=room if limit is None else limit,
+        overlong=config.data.overlong_prompts,
+        shuffle=shuffle,
+        seed=config.grpo.seed,
+    )
+
+
+def build_envs(config: MasterConfig, stack: AsyncExitStack) -> dict[str, Environment]:
+    """Start the environments' scoring processes."""
+    environments = build_environments(config.env)
+    for environment in environments.values():
+        stack.push_async_callback(environment.close)
+    return environments
+
+
+def build_threads(config: MasterConfig, context: RunContext) -> ThreadPlan:
+    """Divide the cores and say so."""
+    plan = thread_plan(
+        config.cluster.threads,
+        overlapping=build_sampler(config.async_rl.sampler).max_staleness > 0,
+        policy_workers=config.policy.num_workers,
+        generation_workers=config.policy.generation.num_replicas,
+    )
+    context.reporter.note(plan.describe())
+    return plan
+
+
+async def build_workers(config: MasterConfig, context: RunContext, stack: AsyncExitStack) -> Cluster:
+    """Start or join the cluster."""
+    cluster = await build_cluster(config.cluster, context.resources)
+    stack.push_async_callback(cluster.shutdown)
+    return cluster
+
+
+async def build_models(
+    config: MasterConfig,
+    cluster: Cluster,
+    context: RunContext,
+    model: _Model,
+    threads: ThreadPlan,
+    stack: AsyncExitStack,
+) -> tuple[Policy, Generator]:
+    """Start trainer and engines side by side: each spends most of its start on reading files and importing."""
+    starts = (
+        asyncio.ensure_future(build_policy(config, cluster, model, threads, stack)),
+        asyncio.ensure_future(build_generator(config, cluster, context, model, threads, stack)),
+    )
+    try:
+        return await asyncio.gather(*starts)
+    finally:
+        for start in starts:
+            start.cancel()
+        await asyncio.gather(*starts, return_exceptions=True)
+
+
+async def build_policy(
+    config: MasterConfig, cluster: Cluster, model: _Model, threads: ThreadPlan, stack: AsyncExitStack
+) -> Policy:
+    """Start the trainer."""
+    request = PolicyRequest(
+        model_path=model.path,
+        tokenizer_path=model.tokenizer.path,
+        temperature=config.policy.generation.temperature,
+        seed=config.grpo.seed,
+        sequences_per_step=sequences_per_step(config),
+        needs_reference=config.loss_fn.reference_policy_kl_penalty > 0,
+        num_threads=threads.policy,
+        gpus_per_worker=min(config.cluster.gpus_per_node, 1),
+        call_timeout_s=config.cluster.call_timeout_s,
+        version=0,
+    )
+    policy = await start_policy(cluster, config.policy, request)
+    stack.push_async_callback(policy.close)
+    return policy
+
+
+async def build_generator(
+    config: MasterConfig,
+    cluster: Cluster,
+    context: RunContext,
+    model: _Model,
+    threads: ThreadPlan,
+    stack: AsyncExitStack,
+) -> Generator:
+    """Start the engines."""
+    section = config.policy.generation
+    request = GeneratorRequest(
+        model_path=str(model.path),
+        precision=config.policy.precision,
+        max_model_len=config.policy.max_total_sequence_length,
+        seed=config.grpo.seed,
+        num_threads=threads.generation,
+        gpus_per_replica=min(config.cluster.gpus_per_node, 1),
+        trust_remote_code=config.policy.trust_remote_code,
+        run_tag=context.resources.tag,
+        call_timeout_s=config.cluster.call_timeout_s,
+    )
+    build = cast(BuildGenerator, import_object(section.builder))
+    generator = await build(section, cluster, request)
+    stack.push_async_callback(generator.close)
+    return generator
+
+
+async def build_weight_sync(
+    config: MasterConfig, policy: Policy, generator: Generator, context: RunContext, stack: AsyncExitStack
+) -> WeightSync:
+    """Join trainer and engines."""
+    refit = config.policy.generation.refit_cfg
+    sync = WeightSync(policy.weight_sender(), generator, refit, context.resources.tag, context.clock)
+    await sync.connect()
+    stack.push_async_callback(sync.close)
+    return sync
+
+
+def build_buffer(config: MasterConfig) -> ReplayBuffer:
+    """Join pump and step."""
+    return ReplayBuffer(
+        build_sampler(config.async_rl.sampler),
+        config.grpo.num_prompts_per_step,
+        config.async_rl.max_buffered_rollouts,
+        config.async_rl.rollout_failure.max_replacement_attempts,
+    )
+
+
+def build_algorithm(config: MasterConfig) -> Algorithm:
+    """GRPO, for one or for several optimizer steps per batch."""
+    chunk = config.policy.train_global_batch_size
+    return build_grpo(config.grpo, config.loss_fn, single_update=chunk is None or chunk == sequences_per_step(config))
+
+
+def build_validator(
+    config: MasterConfig, rollouts: "RolloutFactory", prompts: list[Prompt], clock: Clock
+) -> Validator | None:
+    """Validation over the held-out prompts, where there are any."""
+    grpo = config.grpo
+    if not prompts:
+        if grpo.val_at_start or grpo.val_at_end:
+            raise ConfigError(
+                "grpo.val_at_start and grpo.val_at_end need data.validation; name a dataset or unset them"
+            )
+        return None
+    sampling = rollouts.validation_sampling()
+    return Validator(prompts, grpo.val_num_generations, lambda name: rollouts.manager(name, sampling), clock)
+
+
+def sequences_per_step(config: MasterConfig) -> int:
+    """Rollouts of a whole step."""
+    return config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt
+
+
+class RolloutFactory:
+    """Makes rollout managers that share engines and environments but not their sampling settings."""
+
+    def __init__(
+        self,
+        config: MasterConfig,
+        generator: Generator,
+        environments: dict[str, Environment],
+        tokenizer: PromptTokenizer,
+        clock: Clock,
+    ) -> None:
+        self._config = config
+        self._generator = generator
+        self._environments = environments
+        self._tokenizer = tokenizer
+        self._clock = clock
+
+    def training_sampling(self) -> SamplingParams:
+        """As `policy.generation` says."""
+        section = self._config.policy.generation
+        stop = self._tokenizer.stop_token_ids if section.stop_token_ids is None else tuple(section.stop_token_ids)
+        return SamplingParams(
+            temperature=section.temperature,
+            top_p=section.top_p,
+            top_k=section.top_k,
+            max_new_tokens=section.max_new_tokens,
+            stop_token_ids=stop,
+            stop_strings=tuple(section.stop_strings),
+            seed=self._config.grpo.seed,
+        )
+
+    def validation_sampling(self) -> SamplingParams:
+        """As the grpo.val_* keys say; the ends of a completion are those of training."""
+        grpo, training = self._config.grpo, self.training_sampling()
+        return SamplingParams(
+            temperature=grpo.val_temperature,
+            top_p=grpo.val_top_p,
+            top_k=grpo.val_top_k,
+            max_new_tokens=training.max_new_tokens if grpo.val_max_new_tokens is None else grpo.val_max_new_tokens,
+            stop_token_ids=training.stop_token_ids,
+            stop_strings=training.stop_strings,
+            seed=training.seed,
+        )
+
+    def manager(self, name: str, sampling: SamplingParams) -> RolloutManager:
+        """A manager whose request ids start with `name`."""
+        config, failure = self._config, self._config.async_rl.rollout_failure
+        limits = RunnerLimits(
+            max_turns=config.grpo.max_rollout_turns,
+            max_tokens=config.policy.max_total_sequence_length,
+            generation_timeout_s=failure.native.generation_timeout_s,
+            env_timeout_s=failure.native.env_timeout_s,
+        )
+        runner = GroupRunner(self._generator, self._environments, sampling, self._encode, limits, self._clock)
+        return RolloutManager(
+            runner, failure, config.async_rl.max_inflight_prompts, config.grpo.seed, name, self._clock
+        )
+
+    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
+        """Token ids of an environment's answer: its plain text, without template and special tokens."""
+        return self._tokenizer.encode_text("".join(message.content for message in messages))

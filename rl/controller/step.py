@@ -1,0 +1,184 @@
+"""One training step, the same for synchronous and asynchronous runs, shared and dedicated devices.
+
+    collect -> score -> advantages -> train -> publish -> advance
+
+consumes: the groups of the step (`ReplayBuffer.take`)
+produces: a new version on every generator, and a StepReport
+waits for: the groups, and only there; the models; the refit
+unblocked by: `ReplayBuffer.put`
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rl.algorithms.algorithm import Algorithm, Need
+from rl.controller.activity import Activity, overlap_s
+from rl.controller.phases import (
+    ADVANTAGES,
+    DATA,
+    GENERATION,
+    LOGPROBS,
+    TOTAL,
+    TRAINING,
+    VALIDATION,
+    WEIGHT_SYNC,
+    Phases,
+)
+from rl.controller.residency import Residency
+from rl.controller.step_metrics import (
+    advantages_by_rollout,
+    batch_metrics,
+    length_metrics,
+    prefixed,
+    rates,
+    refit_metrics,
+    reward_metrics,
+)
+from rl.controller.stop import StopSignal
+from rl.core.batch import TrainBatch
+from rl.core.errors import FatalError
+from rl.core.types import PolicyVersion, RolloutGroup
+from rl.rollout.buffer import ReplayBuffer
+from rl.trainer.policy import Policy, TrainResult
+from rl.weights.sync import SyncReport, WeightSync
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What a step did.
+
+    Attributes:
+        step: Number of the step, from 1.
+        version: The version that it made.
+        groups: What it was trained on.
+        metrics: All numbers of the step, with prefixes.
+        advantages: Mean advantage over the sampled tokens, by rollout id.
+    """
+
+    step: int
+    version: PolicyVersion
+    groups: Sequence[RolloutGroup]
+    metrics: Mapping[str, float]
+    advantages: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class StepParts:
+    """What a step works with.
+
+    Attributes:
+        buffer: Source of groups.
+        groups_per_step: Groups of one step.
+        residency: Who is on the devices.
+        algorithm: Needs, advantages, losses.
+        models: By the names under which the algorithm has losses; "policy" is the one that generates.
+        weight_sync: Brings weights to the generators.
+        generating: When rollouts are under way.
+        training: When the models work.
+    """
+
+    buffer: ReplayBuffer
+    groups_per_step: int
+    residency: Residency
+    algorithm: Algorithm
+    models: Mapping[str, Policy]
+    weight_sync: WeightSync
+    generating: Activity
+    training: Activity
+
+
+class TrainStep:
+    """Callable with the step's number."""
+
+    def __init__(self, parts: StepParts, phases: Phases, stop: StopSignal) -> None:
+        self._parts = parts
+        self._phases = phases
+        self._stop = stop
+
+    async def __call__(self, step: int) -> StepReport:
+        """Train one step.
+
+        Raises:
+            RunStopped: the run was asked to stop while the step waited for its groups; nothing has changed then.
+            FatalError: the step cannot be made.
+        """
+        parts = self._parts
+        with self._phases.total():
+            with self._phases.span(GENERATION):
+                groups = await self._stop.guard(parts.buffer.take(parts.groups_per_step))
+            async with parts.residency.training():
+                with parts.training.span():
+                    batch = await self._prepare(groups)
+                    results = await self._train(batch)
+            version = self._next_version(results)
+            async with parts.residency.refit():
+                with self._phases.span(WEIGHT_SYNC):
+                    sync = await parts.weight_sync.publish(version)
+        report = StepReport(
+            step, version, groups, self._metrics(groups, batch, results, sync), advantages_by_rollout(groups, batch)
+        )
+        await parts.buffer.advance(version)
+        return report
+
+    async def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
+        """Lay out the batch and fill the columns that the losses need."""
+        with self._phases.span(DATA):
+            batch = TrainBatch.from_groups(groups).at_version(self._parts.buffer.version)
+        if not bool((batch.token_weights > 0).any()):
+            _log.error(
+                "no rollout of this step has a valid reward (%d failed); nothing is learned from it",
+                batch.num_sequences,
+            )
+        with self._phases.span(LOGPROBS):
+            batch = batch.with_columns(**await self._score(batch))
+        with self._phases.span(ADVANTAGES):
+            return batch.with_columns(**self._parts.algorithm.advantages(batch))
+
+    async def _score(self, batch: TrainBatch) -> dict[str, Tensor]:
+        policy = self._parts.models["policy"]
+        columns = {}
+        if Need.PREV in self._parts.algorithm.needs:
+            columns[Need.PREV.value] = await policy.logprobs(batch)
+        if Need.REFERENCE in self._parts.algorithm.needs:
+            columns[Need.REFERENCE.value] = await policy.reference_logprobs(batch)
+        return columns
+
+    async def _train(self, batch: TrainBatch) -> dict[str, TrainResult]:
+        with self._phases.span(TRAINING):
+            losses = self._parts.algorithm.losses
+            return {name: await self._parts.models[name].train(batch, loss) for name, loss in losses.items()}
+
+    def _next_version(self, results: Mapping[str, TrainResult]) -> PolicyVersion:
+        version, expected = results["policy"].version, self._parts.buffer.version + 1
+        if version != expected:
+            raise FatalError(f"training made version {version} out of {expected - 1}; a step adds exactly 1")
+        return version
+
+    def _metrics(
+        self, groups: Sequence[RolloutGroup], batch: TrainBatch, results: Mapping[str, TrainResult], sync: SyncReport
+    ) -> dict[str, float]:
+        version = self._parts.buffer.version
+        # Checkpointing is that of the step before: a step is logged before it is saved.
+        seconds = {name: value for name, value in self._phases.drain().items() if name != VALIDATION}
+        train = {
+            **results["policy"].metrics,
+            **reward_metrics(groups),
+            **length_metrics(groups),
+            **batch_metrics(batch, version),
+        }
+        train["num_prompt_groups"] = float(len(groups))
+        for name in results.keys() - {"policy"}:
+            train |= prefixed(name, results[name].metrics)
+        performance = rates(batch.num_tokens, batch.num_sequences, seconds, TOTAL, TRAINING)
+        performance["overlap_s"] = overlap_s(self._parts.generating.drain(), self._parts.training.drain())
+        return (
+            prefixed("train", train)
+            | prefixed("timing/train", seconds)
+            | prefixed("performance", performance)
+            | prefixed("refit", refit_metrics(sync))
+        )

@@ -91,7 +91,12 @@ async def test_the_limit_of_groups_in_flight_holds_and_a_pausing_group_gives_its
 
 async def test_reward_failures_are_counted_apart_from_zeros_and_by_kind() -> None:
     clock = FakeClock()
-    statuses = [RolloutStatus.REWARD_ERROR, RolloutStatus.REWARD_TIMEOUT, RolloutStatus.REWARD_INVALID, RolloutStatus.OK]
+    statuses = [
+        RolloutStatus.REWARD_ERROR,
+        RolloutStatus.REWARD_TIMEOUT,
+        RolloutStatus.REWARD_INVALID,
+        RolloutStatus.OK,
+    ]
     environment = EchoEnvironment(reward=lambda _: 0.0, status=lambda index: statuses[index])
     manager = make_manager(FakeGenerator(clock), clock, environment)
     await manager.run_group(make_prompt(0), 4, Ticket(0, 0))

@@ -53,11 +53,13 @@ async def test_turns_go_on_until_the_environment_is_done_and_rewards_add_up() ->
 
 async def test_the_turn_limit_and_the_context_end_a_rollout() -> None:
     clock = FakeClock()
-    by_turns = await make_runner(FakeGenerator(clock), EchoEnvironment(turns=9), clock, max_turns=2).run(make_prompt(0), 1, ATTEMPT)
-    assert len(by_turns[0].turns) == 2
-    by_context = await make_runner(FakeGenerator(clock), EchoEnvironment(turns=9), clock, max_turns=9, max_tokens=9).run(
+    by_turns = await make_runner(FakeGenerator(clock), EchoEnvironment(turns=9), clock, max_turns=2).run(
         make_prompt(0), 1, ATTEMPT
     )
+    assert len(by_turns[0].turns) == 2
+    by_context = await make_runner(
+        FakeGenerator(clock), EchoEnvironment(turns=9), clock, max_turns=9, max_tokens=9
+    ).run(make_prompt(0), 1, ATTEMPT)
     assert len(by_context[0].turns) == 2
 
 

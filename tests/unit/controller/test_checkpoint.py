@@ -1,0 +1,171 @@
+"""Tests of rl.controller.checkpoint, on a real disk."""
+
+import asyncio
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rl.controller.checkpoint import (
+    Checkpointer,
+    JsonPart,
+    check_free_space,
+    checkpoint_metrics,
+    complete_checkpoints,
+)
+from rl.controller.checkpoint_config import CheckpointingConfig
+from rl.core.errors import ConfigError, FatalError
+from tests.support.fakes import SavedText
+
+
+def make_checkpointer(folder: Path, top_k: int | None = None, period: int = 10) -> Checkpointer:
+    config = CheckpointingConfig(keep_top_k=top_k, save_period=period)
+    return Checkpointer(folder, config, "grpo: {}\n")
+
+
+class FullDisk(SavedText):
+    """A part whose disk is full."""
+
+    async def save(self, folder: Path) -> None:
+        await super().save(folder)
+        with Path("/dev/full").open("w") as file:
+            file.write("x" * 100_000)
+
+
+async def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    state = {"position": 7}
+    restored: dict[str, int] = {}
+    parts = {"policy": SavedText("weights"), "prompts": JsonPart(lambda: state, restored.update)}
+    await checkpointer.save(10, parts, {"total_tokens": 5}, {"val:accuracy": 0.5})
+    checkpoint = make_checkpointer(tmp_path).latest()
+    assert checkpoint is not None
+    assert checkpoint.step == 10
+    info = await checkpointer.restore(checkpoint, parts)
+    assert info == {"total_tokens": 5, "step": 10, "metrics": {"val:accuracy": 0.5}}
+    assert restored == state
+    assert (checkpoint.path / "config.yaml").read_text() == "grpo: {}\n"
+
+
+async def test_the_newest_complete_checkpoint_is_chosen_and_leftovers_are_removed(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    for step in (10, 20):
+        await checkpointer.save(step, {"policy": SavedText("w")}, {}, {})
+    shutil.copytree(tmp_path / "step_20", tmp_path / "step_30")
+    (tmp_path / "step_30" / "policy" / "text.txt").unlink()
+    shutil.copytree(tmp_path / "step_20", tmp_path / "step_40")
+    (tmp_path / "step_40" / "policy" / "text.txt").write_text("longer than the manifest says")
+    (tmp_path / "step_50").mkdir()
+    (tmp_path / "step_60.tmp-0123abcd").mkdir()
+    (tmp_path / "notes").mkdir()
+    latest = make_checkpointer(tmp_path).latest()
+    assert latest is not None
+    assert latest.step == 20
+    assert not (tmp_path / "step_60.tmp-0123abcd").exists()
+    assert (tmp_path / "notes").exists()
+
+
+async def test_a_process_killed_at_any_write_of_a_save_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    await checkpointer.save(10, {"policy": SavedText("old")}, {}, {})
+    await checkpointer.save(20, {"policy": SavedText("new")}, {}, {})
+    files = sorted(path for path in (tmp_path / "step_20").rglob("*") if path.is_file())
+    for count in range(len(files) + 1):
+        folder = tmp_path / f"killed_{count}"
+        shutil.copytree(tmp_path / "step_10", folder / "step_10")
+        for path in files[:count]:
+            target = folder / "step_20.tmp-00ff" / path.relative_to(tmp_path / "step_20")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target)
+        latest = make_checkpointer(folder).latest()
+        assert latest is not None
+        assert latest.step == 10
+
+
+async def test_a_full_disk_leaves_the_older_checkpoint_and_says_so(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    await checkpointer.save(10, {"policy": SavedText("old")}, {}, {})
+    with pytest.raises(FatalError, match=r"step 20 failed: OSError.*No space left.*step 10 is intact.*MiB are free"):
+        await checkpointer.save(20, {"policy": FullDisk("new")}, {}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_10"]
+    latest = make_checkpointer(tmp_path).latest()
+    assert latest is not None
+    assert (latest.path / "policy" / "text.txt").read_text() == "old"
+
+
+async def test_a_cancelled_save_leaves_nothing(tmp_path: Path) -> None:
+    class Slow(SavedText):
+        async def save(self, folder: Path) -> None:
+            await asyncio.Event().wait()
+
+    checkpointer = make_checkpointer(tmp_path)
+    task = asyncio.ensure_future(checkpointer.save(10, {"policy": Slow("x")}, {}, {}))
+    await asyncio.sleep(0)
+    assert len(list(tmp_path.iterdir())) == 1
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_old_checkpoints_go_by_the_rule(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path, top_k=1)
+    for step, accuracy in ((10, 0.9), (20, 0.5), (30, 0.6)):
+        await checkpointer.save(step, {"policy": SavedText("w")}, {}, {"val:accuracy": accuracy})
+    assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [10, 30]
+    assert sorted(os.listdir(tmp_path)) == ["step_10", "step_30"]
+
+
+async def test_a_missing_part_is_named(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    saved = await checkpointer.save(10, {"policy": SavedText("w")}, {}, {})
+    with pytest.raises(FatalError, match="no part 'buffer'"):
+        await checkpointer.restore(saved, {"buffer": SavedText("b")})
+
+
+async def test_an_older_checkpoint_is_refused_while_newer_ones_exist(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    for step in (10, 20):
+        await checkpointer.save(step, {"policy": SavedText("w")}, {}, {})
+    newest = checkpointer.find(tmp_path / "step_20")
+    assert newest is not None
+    assert newest.step == 20
+    with pytest.raises(ConfigError, match="step_20 is newer"):
+        checkpointer.find(tmp_path / "step_10")
+    with pytest.raises(ConfigError, match="not a complete checkpoint"):
+        checkpointer.find(tmp_path / "step_99")
+
+
+def test_an_empty_folder_means_a_fresh_start(tmp_path: Path) -> None:
+    assert make_checkpointer(tmp_path / "checkpoints").latest() is None
+
+
+def test_each_period_and_the_last_step_are_saved(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path, period=4)
+    assert [step for step in range(1, 11) if checkpointer.is_due(step, last_step=10)] == [4, 8, 10]
+
+
+def test_the_checkpoints_metric_is_picked_by_its_prefix() -> None:
+    assert checkpoint_metrics("val:accuracy", {}, {"accuracy": 0.5}) == {"val:accuracy": 0.5}
+    assert checkpoint_metrics("train:reward", {"reward": 0.1}, {}) == {"train:reward": 0.1}
+    assert checkpoint_metrics("val:accuracy", {"reward": 0.1}, {}) == {}
+    assert checkpoint_metrics(None, {}, {}) == {}
+    with pytest.raises(ConfigError, match="must be val:<name> or train:<name>"):
+        checkpoint_metrics("accuracy", {}, {})
+    with pytest.raises(ConfigError, match="not among the metrics: reward"):
+        checkpoint_metrics("train:rewards", {"reward": 0.1}, {})
+
+
+def test_too_little_space_is_refused_with_both_figures(tmp_path: Path) -> None:
+    check_free_space(tmp_path, 1)
+    with pytest.raises(FatalError, match=r"MiB free, but two checkpoints and the export need about 1125899906843 MiB"):
+        check_free_space(tmp_path, 1125899906843 * 2**20)
+
+
+async def test_the_manifest_lists_every_file_with_its_size(tmp_path: Path) -> None:
+    saved = await make_checkpointer(tmp_path).save(10, {"policy": SavedText("abc")}, {}, {})
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    assert manifest["files"]["policy/text.txt"] == 3
+    assert set(manifest["files"]) == {"policy/text.txt", "config.yaml", "training_info.json"}

@@ -1,0 +1,54 @@
+"""Tests of rl.controller.validation."""
+
+from rl.controller.validation import Validator
+from rl.core.errors import DataError
+from rl.core.types import RolloutStatus
+from rl.generation.generator import SamplingParams
+from rl.rollout.config import RolloutFailureConfig
+from rl.rollout.manager import RolloutManager
+from rl.rollout.runner import GroupRunner, RunnerLimits
+from tests.support.clock import FakeClock
+from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
+
+GREEDY = SamplingParams(0.0, 1.0, None, 8, (2,), (), 0)
+
+
+def make_validator(
+    generator: FakeGenerator, environment: EchoEnvironment, clock: FakeClock, prompts: int, samples: int
+) -> Validator:
+    runner = GroupRunner(generator, {"echo": environment}, GREEDY, lambda _: (), RunnerLimits(1, 64, 50.0, 5.0), clock)
+    return Validator(
+        [make_prompt(index) for index in range(prompts)],
+        samples,
+        lambda name: RolloutManager(runner, RolloutFailureConfig(), 2, seed=1, name=name, clock=clock),
+        clock,
+    )
+
+
+async def test_the_accuracy_is_over_exactly_the_samples_asked_for() -> None:
+    clock = FakeClock()
+    generator = FakeGenerator(clock, latency=lambda _: 1.0)
+    environment = EchoEnvironment(reward=lambda index: 1.0 if index == 0 else 0.0)
+    report = await clock.run(make_validator(generator, environment, clock, prompts=7, samples=4).run(step=3))
+    assert report.metrics["accuracy"] == 0.25
+    assert report.metrics["num_samples"] == 28.0
+    assert report.metrics["num_failed"] == 0.0
+    assert report.metrics["pass_at_k"] == 1.0
+    assert report.metrics["avg_length"] == 2.0
+    assert len(generator.requests) == 28
+    assert all(request.params.temperature == 0.0 for request in generator.requests)
+    assert all(request.request_id.startswith("val3-") for request in generator.requests)
+
+
+async def test_failed_samples_are_counted_and_not_left_out_of_the_mean() -> None:
+    clock = FakeClock()
+    generator = FakeGenerator(
+        clock, failure=lambda request: DataError("bad") if request.startswith("val0-1.") else None
+    )
+    environment = EchoEnvironment(
+        reward=lambda _: 1.0, status=lambda i: RolloutStatus.REWARD_TIMEOUT if i == 1 else RolloutStatus.OK
+    )
+    report = await clock.run(make_validator(generator, environment, clock, prompts=2, samples=2).run(step=0))
+    assert report.metrics["accuracy"] == 0.25
+    assert report.metrics["num_failed"] == 3.0
+    assert report.metrics["num_dropped_prompts"] == 1.0

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl.cluster.worker_group import Cluster, WorkerContext, WorkerRequest
 from rl.core.errors import ConfigError, InfraError, WeightSyncError
+from rl.core.loading import model_loading
 from rl.core.types import Completion, PolicyVersion
 from rl.generation.batching import BatchLoop
 from rl.generation.completion import completion_budget
@@ -41,11 +42,12 @@ class HfWorker:
         self._config = config
         self._request = request
         self._device = torch.device(context.device)
-        self._model = AutoModelForCausalLM.from_pretrained(
-            request.model_path,
-            dtype=vars(torch)[request.precision],
-            trust_remote_code=request.trust_remote_code,
-        ).to(self._device)
+        with model_loading():
+            self._model = AutoModelForCausalLM.from_pretrained(
+                request.model_path,
+                dtype=vars(torch)[request.precision],
+                trust_remote_code=request.trust_remote_code,
+            ).to(self._device)
         self._model.eval()
         self._tokenizer = AutoTokenizer.from_pretrained(
             request.model_path, trust_remote_code=request.trust_remote_code
@@ -53,7 +55,7 @@ class HfWorker:
         longest = self._model.config.max_position_embeddings
         if request.max_model_len > longest:
             raise ConfigError(
-                f"policy.max_total_sequence_length={request.max_model_len} is longer than the model's context of {longest}"
+                f"policy.max_total_sequence_length={request.max_model_len} is more than the model's context of {longest}"
             )
         # Both names of tied weights lead to the one tensor.
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
@@ -128,7 +130,7 @@ class HfWorker:
 
     @torch.inference_mode()
     def _next_logits(self, sequences: list[list[int]]) -> torch.Tensor:
-        """Next-token logits [N, vocabulary] float32; sequences are padded on the left, so all end at the last column."""
+        """Next-token logits [N, vocabulary] float32; padded on the left, so that all end at the last column."""
         longest = max(len(sequence) for sequence in sequences)
         ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
         mask = torch.zeros(len(sequences), longest, dtype=torch.int64)

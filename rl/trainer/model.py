@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from rl.core.errors import ConfigError
+from rl.core.loading import model_loading
 
 _WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", "config.json")
 _TOKENIZER_PATTERNS = (
@@ -47,7 +48,7 @@ class CausalModel:
         self.device = torch.device(device)
         self.dtype = dtype
         self._trust_remote_code = trust_remote_code
-        with torch.random.fork_rng(devices=[]):
+        with model_loading(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             module = self._load(path)
         self.module: nn.Module = module.to(self.device).eval()

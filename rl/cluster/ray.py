@@ -401,9 +401,9 @@ def ray_variables(config: ClusterConfig) -> dict[str, str]:
     variables = quiet_variables(os.environ) | {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     chosen = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & set(os.environ)
     if config.address is None and not chosen:
-        # A token of our own, so that nothing is written to the home folder. Ray reads it once per process and keeps
-        # it, so later clusters of this process must have the same one.
-        os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+        # A token of our own, so that Ray writes none to the home folder. Ray reads it once per process and keeps it, so
+        # later clusters of this process must have the same one. Ray itself switches its authentication on.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     return variables
 
 

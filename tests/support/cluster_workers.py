@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-from rl.cluster.rendezvous import connect_store
 from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, DataError
+from rl.core.imports import import_object
 
 
 class EchoWorker:
@@ -87,7 +87,8 @@ class EchoWorker:
 
     def meet(self) -> list[str]:
         """Exchange ranks with the other workers through the group's store."""
-        store = connect_store(self.context, timeout_s=20.0)
+        # By path: most tests need no torch, and importing it costs each worker process seconds.
+        store = import_object("rl.cluster.rendezvous:connect_store")(self.context, timeout_s=20.0)
         store.set(f"rank{self.context.rank}", str(self.context.rank))
         return [store.get(f"rank{rank}").decode() for rank in range(self.context.world_size)]
 

@@ -1,7 +1,9 @@
 // The fused kernels against a plain double-precision reference, over the sizes, layouts and special
 // values of the contract.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -300,6 +302,32 @@ TEST(TokenLogprobSpecialValues, TemperatureDividesTheLogits) {
     ASSERT_TRUE(TokenLogprobForward(rows, got.outputs(), SerialFor()).ok());
     EXPECT_NEAR(got.logprobs[0], want, 1e-4);
   }
+}
+
+TEST(TokenLogprobOffsets, RowsBeyondTwoToThe31ElementsAreReached) {
+  // Sparse memory: only the pages of the four rows exist.
+  constexpr int64_t kRows = 4, kCols = 5, kStride = (int64_t{1} << 31) / 3 + 1;
+  constexpr size_t kBytes = static_cast<size_t>(((kRows - 1) * kStride + kCols) * 4);
+  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space for " << kBytes << " bytes";
+  float* logits = static_cast<float*>(memory);
+  const std::vector<float> row = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f};
+  for (int64_t i = 0; i < kRows; ++i) std::copy(row.begin(), row.end(), logits + i * kStride);
+  const std::vector<int64_t> targets(kRows, 2);
+  const std::vector<float> g(kRows, 1.0f);
+  Results got(kRows);
+  const TokenLogprobRows rows{{logits, kRows, kCols, kStride, DType::kFloat32}, targets.data()};
+  const MatrixView grad{logits, kRows, kCols, kStride, DType::kFloat32};
+  ASSERT_TRUE(TokenLogprobForward(rows, got.outputs(), SerialFor()).ok());
+  ASSERT_TRUE(TokenLogprobBackward(rows, {got.lse.data(), got.entropy.data(), g.data(), nullptr},
+                                   grad, SerialFor())
+                  .ok());
+  const float* last = logits + (kRows - 1) * kStride;
+  EXPECT_EQ(got.logprobs.back(), got.logprobs.front());
+  EXPECT_NEAR(last[2], 1.0 - std::exp(got.logprobs.back()), 1e-6);
+  EXPECT_TRUE(std::equal(last, last + kCols, logits));
+  munmap(memory, kBytes);
 }
 
 TEST(TokenLogprobErrors, NameTheArgumentAndTheValue) {

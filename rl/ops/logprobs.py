@@ -20,8 +20,8 @@ from rl.core.native import native_token_logprobs
 LogprobImpl = Literal["native", "torch"]
 
 IGNORE_INDEX = -100
-# Rows that the torch path casts to float32 at a time: 32 MB for a vocabulary of 32k.
-_CHUNK_ROWS = 256
+# Elements that the torch path casts to float32 at a time: 4 MB, which allocators reuse instead of returning.
+_CHUNK_ELEMENTS = 2**20
 
 
 def token_logprobs(
@@ -62,7 +62,8 @@ def token_logprobs(
 def _torch_token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Work in row chunks that the backward computes again, so that no [N, V] float32 tensor is kept."""
     chunks = []
-    for rows, row_targets in zip(torch.split(logits, _CHUNK_ROWS), torch.split(targets, _CHUNK_ROWS), strict=True):
+    size = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[1]))
+    for rows, row_targets in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
         if torch.is_grad_enabled() and logits.requires_grad:
             chunk = checkpoint(
                 _chunk_logprobs, rows, row_targets, temperature, use_reentrant=False, preserve_rng_state=False

@@ -157,3 +157,11 @@ def test_rows_of_a_wider_buffer_work_without_a_copy() -> None:
 def test_no_rows_give_no_results(impl: LogprobImpl) -> None:
     logprobs, entropy = token_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), 1.0, impl=impl)
     assert logprobs.shape == entropy.shape == (0,)
+
+
+def test_the_torch_path_gives_the_same_numbers_in_one_chunk_or_many() -> None:
+    logits, targets = make_rows(49152, torch.bfloat16, rows=45)
+    many = token_logprobs(logits, targets, 1.0, impl="torch")
+    for row in (0, 20, 21, 44):
+        one = token_logprobs(logits[row : row + 1], targets[row : row + 1], 1.0, impl="torch")
+        assert all(torch.equal(a[0], b[row]) for a, b in zip(one, many, strict=True))

@@ -19,7 +19,7 @@ from rl.core.config_view import resolved_lines, to_yaml
 def config_command(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE|NAME] [KEY=VALUE]...", help=f"Configuration ({DEFAULT_CONFIG}) and overrides."),
+        typer.Argument(metavar="FILE|NAME|KEY=VALUE", help=f"Configuration ({DEFAULT_CONFIG}) and overrides."),
     ] = None,
     allow_unknown_keys: Annotated[
         bool, typer.Option("--allow-unknown-keys", help="Ignore unknown keys, and list them.")

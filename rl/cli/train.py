@@ -32,7 +32,7 @@ _RunTraining = Callable[[MasterConfig, ConfigTree, RunOptions], _Report]
 def train_command(
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings above the file's, as grpo.max_num_steps=2."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings above the file's, as grpo.max_num_steps=2."),
     ] = None,
     config: Annotated[
         str, typer.Option("--config", "-c", metavar="FILE|NAME", help="A YAML file, or a shipped configuration.")

@@ -52,8 +52,8 @@ def updates_divide_over_workers(config: MasterConfig) -> Iterator[Conflict]:
 def micro_batches_divide(config: MasterConfig) -> Iterator[Conflict]:
     """A worker's share is one micro-batch, or a whole number of them."""
     workers, micro = config.policy.num_workers, config.policy.train_micro_batch_size
-    share = _sequences_per_update(config) // workers
-    if share > micro and share % micro:
+    share, rest = divmod(_sequences_per_update(config), workers)
+    if not rest and share > micro and share % micro:
         key = "policy.train_micro_batch_size"
         problem = f"{key}={micro} does not divide the {share} sequences of one worker and optimizer step"
         keys = (key, "policy.train_global_batch_size", "policy.num_workers", *_STEP_KEYS)

@@ -7,7 +7,7 @@ from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
 from rl.data.config import ReasoningGymDataset
 from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
-from rl.generation.config import HfGenerationConfig, VllmGenerationConfig
+from rl.generation.config import VllmGenerationConfig
 from rl.rollout.sampler import build_sampler
 
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
@@ -165,7 +165,7 @@ def gpus_suffice(config: MasterConfig) -> Iterator[Conflict]:
     total = cluster.num_nodes * cluster.gpus_per_node
     ranks = generation.vllm_cfg.tensor_parallel_size if isinstance(generation, VllmGenerationConfig) else 1
     needed = config.policy.num_workers + generation.num_replicas * ranks
-    if 0 < total < needed:
+    if cluster.kind == "ray" and 0 < total < needed:
         keys = ("cluster.gpus_per_node", "policy.num_workers", "policy.generation.num_replicas")
         sizes = f"{keys[1]}={config.policy.num_workers} + {keys[2]}={generation.num_replicas} x {ranks} ranks"
         problem = (
@@ -183,13 +183,14 @@ def shared_memory_is_on_one_host(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(keys, problem, f"set {keys[1]}=1")
 
 
-def hf_backend_runs_one_replica(config: MasterConfig) -> Iterator[Conflict]:
-    """transformers' generation is for tests and debugging."""
-    generation = config.policy.generation
-    if isinstance(generation, HfGenerationConfig) and generation.num_replicas > 1:
-        keys = ("policy.generation.num_replicas", "policy.generation.backend")
-        problem = f"{keys[0]}={generation.num_replicas} with {keys[1]}=hf: this backend runs one replica"
-        yield Conflict(keys, problem, f"set {keys[0]}=1 or {keys[1]}=vllm")
+def engine_memory_matches_the_device(config: MasterConfig) -> Iterator[Conflict]:
+    """The KV cache is a size on a CPU, and what is left of a share on a GPU."""
+    generation, prefix = config.policy.generation, "policy.generation.vllm_cfg"
+    if isinstance(generation, VllmGenerationConfig):
+        gpus = config.cluster.gpus_per_node
+        name = "kv_cache_gib" if gpus else "gpu_memory_utilization"
+        reason = f"with cluster.gpus_per_node={gpus} the engine runs on {'GPUs' if gpus else 'the CPU'}"
+        yield from inert(generation.vllm_cfg, prefix, [name], "cluster.gpus_per_node", reason)
 
 
 RUN_CHECKS: list[Check] = [
@@ -207,5 +208,5 @@ RUN_CHECKS: list[Check] = [
     joined_cluster_has_its_own_store,
     gpus_suffice,
     shared_memory_is_on_one_host,
-    hf_backend_runs_one_replica,
+    engine_memory_matches_the_device,
 ]

@@ -10,7 +10,6 @@ been validated before (`rl.controller.load`).
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from rl.controller.checkpoint import check_free_space
@@ -19,10 +18,9 @@ from rl.controller.model_size import checkpoint_bytes, parameter_count
 from rl.core.errors import ConfigError, FatalError
 from rl.core.imports import import_object
 from rl.data.datasets import check_dataset
-from rl.data.model_source import check_model
+from rl.data.model_source import FolderSource, HubSource, PackageSource, check_model, parse_model_name
 from rl.environments.config import FunctionEnvConfig
 
-_PACKAGE = "package:"
 _CHECKPOINTS_AT_ONCE = 2  # a new one is written beside the old one
 _GIB = 2**30
 
@@ -105,7 +103,7 @@ def _disk(config: MasterConfig, config_name: str) -> str:
     path = _local_model(config.policy.model_name)
     parameters = parameter_count(path) if path is not None else None
     if parameters is None:
-        return "the size of the model is known only after its download"
+        return "how large the model is, is known only when it is here"
     size = checkpoint_bytes(parameters, config.checkpointing.save_optimizer)
     check_free_space(_existing(log_dir(config, config_name)), _CHECKPOINTS_AT_ONCE * size)
     kept = config.checkpointing.keep_top_k
@@ -122,9 +120,15 @@ def _existing(folder: Path) -> Path:
 
 
 def _local_model(name: str) -> Path | None:
-    """Return the model's folder or GGUF file on this machine; None for one on the hub."""
-    if not name.startswith(_PACKAGE):
-        return Path(name) if Path(name).exists() else None
-    module, _, file = name.removeprefix(_PACKAGE).partition("/")
-    spec = find_spec(module)
-    return Path(spec.origin).parent / file if spec is not None and spec.origin is not None else None
+    """Return the model's folder or GGUF file on this machine; None for one on the hub, or none at all."""
+    try:
+        source = parse_model_name(name)
+    except ConfigError:
+        return None  # reported by the check of the model
+    match source:
+        case FolderSource():
+            return source.path
+        case PackageSource():
+            return source.file
+        case HubSource():
+            return None

@@ -18,7 +18,9 @@ OPERATIONAL = "operational"
 class ConfigModel(BaseModel):
     """A frozen section of the configuration; unknown keys are errors."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, protected_namespaces=(), allow_inf_nan=False
+    )
 
 
 def operational(default: Any, **constraints: Any) -> Any:

@@ -67,7 +67,9 @@ class ConfigTree:
         """Return where the value of a dotted key was written: itself, the list or section holding it, or the class."""
         at: Any = self.values
         for part in key.split("."):
-            if not isinstance(at, Mapping) or part not in at:
+            if not isinstance(at, Mapping):
+                break  # an item of a list
+            if part not in at:
                 return CLASS_DEFAULT
             at = at[part]
         while key not in self.sources:

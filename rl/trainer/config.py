@@ -1,17 +1,19 @@
 """Settings of the `policy` section (its `generation` part stands in `rl.generation.config`)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from rl.core.config import ConfigModel, operational
+
+DecayRate = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerKwargs(ConfigModel):
     """Arguments of AdamW."""
 
     lr: float = Field(1e-6, ge=0, description="Learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="Moment decay rates.")
+    betas: tuple[DecayRate, DecayRate] = Field((0.9, 0.999), description="Moment decay rates.")
     eps: float = Field(1e-8, gt=0, description="Denominator term.")
     weight_decay: float = Field(0.01, ge=0, description="Decoupled weight decay.")
 
@@ -29,7 +31,9 @@ class SchedulerConfig(ConfigModel):
     name: Literal["constant", "linear", "cosine"] = Field("constant", description="Shape after the warm-up.")
     warmup_steps: int = Field(0, ge=0, description="Steps of linear warm-up.")
     warmup_start_factor: float = Field(0.1, gt=0, le=1, description="Share of the rate at the first warm-up step.")
-    decay_steps: int | None = Field(None, ge=1, description="Steps after warm-up until min_factor; needed by linear and cosine.")
+    decay_steps: int | None = Field(
+        None, ge=1, description="Steps after warm-up until min_factor; needed by linear and cosine."
+    )
     min_factor: float = Field(0.0, ge=0, le=1, description="Share of the rate at the end of the decay.")
 
 
@@ -49,7 +53,9 @@ class PolicySettings(ConfigModel):
     train_global_batch_size: int | None = Field(
         None, ge=1, description="Sequences per optimizer step; null = all of a step (prompts x generations)."
     )
-    train_micro_batch_size: int = operational(8, ge=1, description="Sequences per forward and backward pass of one rank.")
+    train_micro_batch_size: int = operational(
+        8, ge=1, description="Sequences per forward and backward pass of one rank."
+    )
     max_total_sequence_length: int = Field(512, ge=2, description="Longest prompt + completion, in tokens.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradient norm bound; null = no clipping.")
     logprob_impl: Literal["native", "torch"] = operational("native", description="Fused native op, or plain torch.")

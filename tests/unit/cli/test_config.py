@@ -1,0 +1,43 @@
+"""`tandem config` prints YAML that loads again, with the source of every value."""
+
+from pathlib import Path
+
+from rl.controller.load import load_config
+from rl.core.config_paths import find_config
+from tests.support.tandem_command import run_tandem
+
+
+def test_the_resolved_configuration_is_printed_with_sources(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: base.yaml\ngrpo:\n  seed: 3\n")
+    (tmp_path / "base.yaml").write_text(find_config("grpo_smollm2_cpu").read_text().replace("defaults: base.yaml", ""))
+    overrides = ["grpo.max_num_steps=2", "async_rl.sampler.max_lookahead_versions=0", "env.math.kind=math"]
+    result = run_tandem(["config", "mine.yaml", *overrides], tmp_path)
+    assert result.exit_code == 0, result.stderr
+    lines = {line.split(":")[0].strip(): line for line in result.stdout.splitlines()}
+    assert lines["seed"].endswith("# mine.yaml:3")
+    assert "# base.yaml:" in lines["num_prompts_per_step"]
+    assert lines["max_num_steps"].endswith("# command line")
+    assert lines["val_period"].endswith("# class default")
+    (tmp_path / "printed.yaml").write_text(result.stdout)
+    printed, _ = load_config(tmp_path / "printed.yaml", [])
+    assert (printed.grpo.seed, printed.grpo.max_num_steps) == (3, 2)
+    assert result.seconds < 2.0
+
+
+def test_without_a_file_it_prints_the_default(tmp_path: Path) -> None:
+    result = run_tandem(["config", "grpo.seed=9"], tmp_path)
+    assert result.exit_code == 0
+    assert "seed: 9" in result.stdout
+
+
+def test_settings_that_exclude_each_other_are_printed_and_refused(tmp_path: Path) -> None:
+    result = run_tandem(["config", "grpo_smollm2_cpu", "policy.num_workers=3"], tmp_path)
+    assert result.exit_code == 2
+    assert "num_workers: 3" in result.stdout
+    assert "policy.num_workers=3 does not divide" in result.stderr
+
+
+def test_a_bad_key_is_refused(tmp_path: Path) -> None:
+    result = run_tandem(["config", "grpo_smollm2_cpu", "grpo.sed=3"], tmp_path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "did you mean seed?" in result.stderr

@@ -1,0 +1,218 @@
+"""Settings that cannot go together, or have no effect, are refused with keys, values and a fix."""
+
+import pytest
+
+from rl.controller.checks import ALL_CHECKS, check_config, find_conflicts
+from rl.controller.config import MasterConfig
+from rl.controller.load import load_config
+from rl.core.config_file import build, load
+from rl.core.config_paths import find_config
+from rl.core.errors import ConfigError
+
+DEFAULT = find_config("grpo_smollm2_cpu")
+NO_VALIDATION = ["grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false"]
+REASONING_GYM = "{_override_: true, kind: reasoning_gym, task: leg_counting}"
+
+# What is wrong, the overrides that make it so, and a piece of the message; each has one fix that the message names.
+CONFLICTS = [
+    (
+        "step_divides_into_updates",
+        ["policy.train_global_batch_size=48", "loss_fn.force_on_policy_ratio=false"],
+        "train_global_batch_size=48 does not divide the sequences of a step, 64",
+    ),
+    ("updates_divide_over_workers", ["policy.num_workers=3"], "policy.num_workers=3 does not divide the 64 sequences"),
+    (
+        "micro_batches_divide",
+        ["policy.train_micro_batch_size=24"],
+        "train_micro_batch_size=24 does not divide the 64 sequences",
+    ),
+    (
+        "micro_batches_divide",
+        ["policy.num_workers=2", "policy.train_micro_batch_size=20"],
+        "does not divide the 32 sequences of one worker",
+    ),
+    ("groups_have_siblings", ["grpo.num_generations_per_prompt=1"], "num_generations_per_prompt=1 leaves no siblings"),
+    (
+        "on_policy_ratio_needs_one_update",
+        ["policy.train_global_batch_size=32"],
+        "force_on_policy_ratio=true needs one optimizer step",
+    ),
+    ("on_policy_ratio_is_never_clipped", ["loss_fn.ratio_clip_max=0.28"], "ratio_clip_max=0.28 has no effect"),
+    ("on_policy_ratio_is_never_clipped", ["loss_fn.ratio_clip_c=3.0"], "ratio_clip_c=3.0 has no effect"),
+    (
+        "kl_settings_need_a_penalty",
+        ["loss_fn.reference_policy_kl_type=k1"],
+        "reference_policy_kl_type=k1 has no effect",
+    ),
+    (
+        "lookahead_needs_correction",
+        ["async_rl.sampler.max_lookahead_versions=1"],
+        "needs loss_fn.use_importance_sampling_correction=true",
+    ),
+    (
+        "truncation_is_complete",
+        ["loss_fn.truncated_importance_sampling_type=tis", "loss_fn.truncated_importance_sampling_ratio=2"],
+        "use_importance_sampling_correction=false leaves out",
+    ),
+    (
+        "truncation_is_complete",
+        ["loss_fn.truncated_importance_sampling_type=tis", "loss_fn.use_importance_sampling_correction=true"],
+        "needs loss_fn.truncated_importance_sampling_ratio",
+    ),
+    (
+        "truncation_is_complete",
+        ["loss_fn.truncated_importance_sampling_ratio=2"],
+        "truncated_importance_sampling_ratio=2.0 has no effect",
+    ),
+    ("truncation_is_complete", ["loss_fn.truncated_importance_sampling_ratio_min=0.5"], "ratio_min=0.5 has no effect"),
+    (
+        "truncation_is_complete",
+        [
+            "loss_fn.truncated_importance_sampling_type=tis",
+            "loss_fn.use_importance_sampling_correction=true",
+            "loss_fn.truncated_importance_sampling_ratio=1",
+            "loss_fn.truncated_importance_sampling_ratio_min=2",
+        ],
+        "ratio_min=2.0 is above",
+    ),
+    (
+        "decay_has_a_length",
+        ["policy.scheduler.name=cosine", "policy.scheduler.warmup_steps=5"],
+        "set policy.scheduler.decay_steps=15",
+    ),
+    ("decay_has_a_length", ["policy.scheduler.decay_steps=5"], "decay_steps=5 has no effect"),
+    ("decay_has_a_length", ["policy.scheduler.warmup_start_factor=0.5"], "warmup_start_factor=0.5 has no effect"),
+    (
+        "completion_fits_the_context",
+        ["policy.generation.max_new_tokens=64"],
+        "max_new_tokens=64 leaves no token for a prompt",
+    ),
+    (
+        "completion_fits_the_context",
+        ["grpo.val_max_new_tokens=100"],
+        "val_max_new_tokens=100 leaves no token for a prompt",
+    ),
+    ("prompt_fits_the_context", ["data.max_input_seq_length=62"], "lower data.max_input_seq_length to 60"),
+    (
+        "buffer_holds_the_window",
+        ["async_rl.max_buffered_rollouts=7"],
+        "needs async_rl.max_buffered_rollouts >= 8 (grpo.num_prompts_per_step=8), got 7",
+    ),
+    (
+        "buffer_holds_the_window",
+        ["async_rl.sampler.max_lookahead_versions=8", "loss_fn.use_importance_sampling_correction=true"],
+        "needs async_rl.max_buffered_rollouts >= 72",
+    ),
+    ("backoff_is_ordered", ["async_rl.rollout_failure.max_backoff_s=0.5"], "max_backoff_s=0.5 is below"),
+    ("watchdog_looks_in_time", ["async_rl.stall_watchdog.stall_timeout_s=3"], "interval_s=30.0 is longer than"),
+    (
+        "validation_has_prompts",
+        ["data.validation=null"],
+        "turn validation off: grpo.val_period=0 grpo.val_at_start=false grpo.val_at_end=false",
+    ),
+    ("greedy_validation_samples_once", ["grpo.val_num_generations=4"], "val_num_generations=4 has no effect"),
+    ("greedy_validation_samples_once", ["grpo.val_top_p=0.9"], "val_top_p=0.9 has no effect"),
+    (
+        "metric_name_has_a_prefix",
+        ["checkpointing.metric_name=accuracy"],
+        "is not of the form val:<name> or train:<name>",
+    ),
+    ("best_checkpoint_has_a_metric", NO_VALIDATION, "needs validation, but grpo.val_period=0"),
+    ("environment_exists", ["data.env_name=maths"], "data.env_name=maths is not among the environments of env: math"),
+    (
+        "environment_can_score",
+        [f"data.train={REASONING_GYM}", f"data.validation={REASONING_GYM}"],
+        "set env.math.kind=reasoning_gym",
+    ),
+    ("environment_can_score", ["env.math={_override_: true, kind: reasoning_gym}"], "set env.math.kind=math"),
+    (
+        "environment_can_score",
+        ["data.train={_override_: true, kind: jsonl, path: x, answer_key: null}"],
+        "there is no answer to compare with",
+    ),
+    ("raw_prompts_have_no_template", ["data.system_prompt=Hello"], "system_prompt=Hello has no effect"),
+    ("raw_prompts_have_no_template", ["policy.tokenizer.chat_template=x"], "chat_template=x has no effect"),
+    ("local_cluster_is_one_process", ["cluster.kind=local"], "set policy.generation.backend=hf or cluster.kind=ray"),
+    (
+        "local_cluster_is_one_process",
+        ["cluster.kind=local", "policy.generation.backend=hf", "cluster.gpus_per_node=2"],
+        "gpus_per_node=2 has no effect",
+    ),
+    (
+        "joined_cluster_has_its_own_store",
+        ["cluster.address=auto", "cluster.object_store_mib=512"],
+        "object_store_mib=512 has no effect",
+    ),
+    (
+        "gpus_suffice",
+        ["cluster.gpus_per_node=1"],
+        "is 1 GPUs, but policy.num_workers=1 + policy.generation.num_replicas=1 x 1 ranks need 2",
+    ),
+    (
+        "engine_memory_matches_the_device",
+        ["policy.generation.vllm_cfg.gpu_memory_utilization=0.5"],
+        "gpu_memory_utilization=0.5 has no effect",
+    ),
+    (
+        "engine_memory_matches_the_device",
+        ["cluster.gpus_per_node=2", "policy.generation.vllm_cfg.kv_cache_gib=2"],
+        "kv_cache_gib=2.0 has no effect",
+    ),
+    ("shared_memory_is_on_one_host", ["cluster.num_nodes=2"], "works on one host, but cluster.num_nodes=2"),
+]
+
+
+def _config(overrides: list[str]) -> MasterConfig:
+    return build(load(DEFAULT, overrides, MasterConfig), MasterConfig, allow_unknown=False)
+
+
+@pytest.mark.parametrize(
+    ("check", "overrides", "message"),
+    CONFLICTS,
+    ids=[f"{name}-{index}" for index, (name, _, _) in enumerate(CONFLICTS)],
+)
+def test_a_conflict_is_refused_by_its_check_alone(check: str, overrides: list[str], message: str) -> None:
+    config = _config(overrides)
+    refusing = {each.__name__ for each in ALL_CHECKS if list(each(config))}
+    assert refusing == {check}
+    text = "\n".join(f"{conflict.problem}; {conflict.fix}" for conflict in find_conflicts(config))
+    assert message in text
+
+
+def test_every_check_has_a_conflict_above() -> None:
+    covered = {name for name, _, _ in CONFLICTS}
+    assert {each.__name__ for each in ALL_CHECKS} == covered
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["policy.train_global_batch_size=64"],
+        ["policy.num_workers=2", "policy.train_micro_batch_size=32"],
+        ["grpo.num_prompts_per_step=1", "grpo.num_generations_per_prompt=3"],
+        ["loss_fn.force_on_policy_ratio=false", "policy.train_global_batch_size=16", "loss_fn.ratio_clip_max=0.28"],
+        ["policy.scheduler.name=linear", "policy.scheduler.decay_steps=10", "policy.scheduler.warmup_steps=3"],
+        [*NO_VALIDATION, "data.validation=null", "checkpointing.metric_name=null"],
+        [*NO_VALIDATION, "checkpointing.metric_name=train:reward"],
+        [*NO_VALIDATION, "checkpointing.enabled=false"],
+        ["grpo.val_temperature=1", "grpo.val_num_generations=4", "grpo.val_top_p=0.9", "grpo.val_top_k=5"],
+        ["cluster.kind=local", "policy.generation.backend=hf"],
+        ["cluster.gpus_per_node=2"],
+        ["async_rl.sampler.max_lookahead_versions=1", "loss_fn.use_importance_sampling_correction=true"],
+        ["env.mine={kind: function, target: 'm:f'}", "data.env_name=mine", f"data.train={REASONING_GYM}"],
+    ],
+)
+def test_what_goes_together_is_accepted(overrides: list[str]) -> None:
+    check_config(_config(overrides))
+
+
+def test_the_message_says_where_each_key_was_written() -> None:
+    with pytest.raises(
+        ConfigError, match=r"train_micro_batch_size at command line.*num_prompts_per_step at .*smollm2_cpu.yaml:5"
+    ):
+        load_config(DEFAULT, ["policy.train_micro_batch_size=24"])
+
+
+def test_all_conflicts_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError, match="2 conflicts in the configuration:\n  .*\n  "):
+        load_config(DEFAULT, ["data.env_name=x", "policy.num_workers=3"])

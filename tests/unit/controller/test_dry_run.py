@@ -1,0 +1,54 @@
+"""The dry run finds what is missing before anything heavy starts."""
+
+from pathlib import Path
+
+import pytest
+
+from rl.controller.dry_run import dry_run
+from rl.controller.load import load_config
+from rl.core.config_paths import find_config
+
+
+def _problems(*overrides: str) -> dict[str, str]:
+    config, _ = load_config(find_config("grpo_smollm2_cpu"), overrides)
+    return {finding.name: finding.problem for finding in dry_run(config, "x") if finding.problem is not None}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def test_the_default_run_passes() -> None:
+    assert _problems() == {}
+
+
+def test_a_reward_function_is_imported(folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def score(prompts, completions):\n    return [0.0]\nnumber = 3\n")
+    mine = "env.math={_override_: true, kind: function, target: 'my_rewards:%s'}"
+    assert _problems(mine % "score") == {}
+    assert "has no attribute 'scor'" in _problems(mine % "scor")["reward"]
+    assert "is not a function" in _problems(mine % "number")["reward"]
+
+
+def test_a_place_for_runs_that_cannot_be_written_is_found(folder: Path) -> None:
+    (folder / "file").write_text("")
+    assert "cannot write to" in _problems("logger.log_dir=file/runs")["run folder"]
+
+
+def test_a_disk_that_is_too_small_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rl.controller.dry_run.checkpoint_bytes", lambda *_: 10**18)
+    assert "MiB free" in _problems()["disk"]
+    assert _problems("checkpointing.enabled=false") == {}
+
+
+def test_a_missing_model_is_one_problem() -> None:
+    assert list(_problems("policy.model_name=./nowhere")) == ["model"]
+
+
+def test_a_model_on_the_hub_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
+    assert _problems("policy.model_name=Qwen/Qwen2.5-1.5B-Instruct") == {}

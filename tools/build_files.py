@@ -69,8 +69,7 @@ def _binary_name(path: str) -> str:
 def _library_name(path: str) -> str:
     if _is_entry_point(path):
         return _binary_name(path) + "_lib"
-    stem = Path(path).stem
-    return Path(path).parent.name if stem == "__init__" else stem
+    return Path(path).stem
 
 
 def _label(path: str) -> str:

@@ -143,7 +143,7 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             target = parameters.get(name)
             if target is not None and target.shape == tensor.shape and target.dtype == tensor.dtype:
                 self._sent[name] = checksum_of([tensor])
-        self._loaded |= set(self.model.load_weights(iter(tensors)) or ())  # type: ignore[operator]
+        self._loaded |= set(self.model.load_weights(iter(tensors)) or ())
 
     def _layers_without_weights(self, exempt: list[torch.nn.Module]) -> list[str]:
         missing = []

@@ -295,6 +295,10 @@ def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: 
     if context.device == "cpu":
         # An explicit size also spares the warm-up pass that would measure it.
         memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * (1 << 30))}
+        if config.tensor_parallel_size == 1:
+            # vLLM starts a further process so as to pin its threads. Ours are counted, not pinned: run the model in the
+            # engine core's process, which starts sooner and answers faster.
+            memory["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     return {
         "model": request.model_path,
         "dtype": request.precision,
@@ -341,7 +345,7 @@ def engine_log_path(context: WorkerContext) -> Path:
 
 
 def engine_words(path: Path, error: BaseException) -> str:
-    """Return what the engine itself said about a failure: its first error, which the later ones hide, and its last lines."""
+    """Return what the engine itself said: its first error, which later ones hide, and its last lines."""
     lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
     causes = [found.group(1) for found in map(_ERROR_LINE.search, lines) if found is not None]
     reason = causes[0] if causes else str(error) or type(error).__name__
@@ -385,7 +389,7 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _log_to(path: Path) -> None:
-    """Send what vLLM's front end in this process logs to the engine's file too; vLLM sets up its logger at the start."""
+    """Send what vLLM's front end in this process logs to the engine's file too; vLLM replaces handlers at its start."""
     logger = logging.getLogger("vllm")
     handler = logging.FileHandler(path)
     handler.setFormatter(logging.Formatter("%(levelname)s %(asctime)s [%(name)s:%(lineno)d] %(message)s"))

@@ -10,6 +10,7 @@ knows neither Ray nor torch.
 """
 
 import json
+import multiprocessing
 import os
 import secrets
 import shutil
@@ -18,10 +19,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 from rl.core.errors import ConfigError, InfraError
 from rl.core.reaper import TAG_VARIABLE, read_process
@@ -29,6 +31,7 @@ from rl.core.reaper import TAG_VARIABLE, read_process
 # Room for Ray's socket paths below the temporary folder: a unix socket's path holds 107 bytes.
 LONGEST_TEMP_DIR = 40
 REAPER_DEADLINE_S = 15.0
+MULTIPROCESSING_FOLDER = "tempdir"
 
 
 @dataclass(frozen=True)
@@ -85,13 +88,13 @@ class RunResources:
         tag: `tdm-<8 hex digits>`; prefix of every shared memory segment and socket.
         temp_dir: The run's temporary folder; a short path, because sockets live below it.
         reaper: The cleaner of the run; None for resources made by hand, as in tests.
-        outer_tag: Tag of the run inside which this one was created, or None.
+        outer: What this process had in the place of the run's marks before.
     """
 
     tag: str
     temp_dir: Path
     reaper: ReaperHandle | None = field(default=None, repr=False, compare=False)
-    outer_tag: str | None = None
+    outer: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def create(cls, parent: Path | None = None) -> Self:
@@ -115,20 +118,20 @@ class RunResources:
             temp_dir.mkdir(mode=0o700)
         except OSError as error:
             raise ConfigError(f"cannot make the run's temporary folder {temp_dir}: {error}; free it") from error
-        outer = os.environ.get(TAG_VARIABLE)
-        run = cls(tag=tag, temp_dir=temp_dir, reaper=start_reaper(tag, temp_dir), outer_tag=outer)
-        os.environ.update(run.marks())
+        run = cls(tag=tag, temp_dir=temp_dir, reaper=start_reaper(tag, temp_dir))
+        run.outer.update(exchange_environment(run.marks()))
+        run.outer[MULTIPROCESSING_FOLDER] = exchange_multiprocessing_folder(str(temp_dir))
         return run
 
     def marks(self) -> dict[str, str]:
-        """Environment variables by which the reaper knows a process of this run."""
-        # Without SPT_NOENV a process that sets its title overwrites the environment that /proc shows.
-        return {TAG_VARIABLE: self.tag, "SPT_NOENV": "1"}
+        """Environment of the children of the driver: the reaper knows them by it, and their sockets are ours."""
+        # Without SPT_NOENV a process that sets its title overwrites the environment that /proc shows. vLLM puts its
+        # sockets into the folder of VLLM_RPC_BASE_PATH.
+        return {TAG_VARIABLE: self.tag, "SPT_NOENV": "1", "VLLM_RPC_BASE_PATH": str(self.temp_dir)}
 
     def environment(self) -> dict[str, str]:
         """Environment variables that every worker process of the run gets."""
-        folder = str(self.temp_dir)
-        return self.marks() | {"TMPDIR": folder, "VLLM_RPC_BASE_PATH": folder}
+        return self.marks() | {"TMPDIR": str(self.temp_dir)}
 
     def shm_name(self, label: str) -> str:
         """Name of a shared memory segment of this run (no slash)."""
@@ -142,9 +145,9 @@ class RunResources:
         """
         report = self.reaper.finish() if self.reaper is not None else SweepReport([], [])
         shutil.rmtree(self.temp_dir, ignore_errors=True)
-        if os.environ.get(TAG_VARIABLE) == self.tag:
-            del os.environ[TAG_VARIABLE]
-            os.environ.update({TAG_VARIABLE: self.outer_tag} if self.outer_tag is not None else {})
+        if self.outer and os.environ.get(TAG_VARIABLE) == self.tag:
+            exchange_multiprocessing_folder(self.outer[MULTIPROCESSING_FOLDER])
+            exchange_environment({name: self.outer[name] for name in self.marks()})
         return report
 
     def __enter__(self) -> Self:
@@ -154,6 +157,28 @@ class RunResources:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def exchange_environment(values: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set variables of this process (None removes one); return what was there before."""
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        if value is not None:
+            os.environ[name] = value
+        elif name in os.environ:
+            del os.environ[name]
+    return before
+
+
+def exchange_multiprocessing_folder(folder: str | None) -> str | None:
+    """Choose where multiprocessing keeps its sockets (None: a new folder when needed); return the choice before.
+
+    Left alone it makes a folder in the system's temporary folder, which a killed driver leaves behind.
+    """
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # no public way
+    before: str | None = settings.get(MULTIPROCESSING_FOLDER)
+    settings[MULTIPROCESSING_FOLDER] = folder
+    return before
 
 
 def default_parent() -> Path:

@@ -1,5 +1,6 @@
 """A run's marks, threads, and the clean-up when it ends in order or dies (no Ray)."""
 
+import multiprocessing.util
 import os
 import signal
 import subprocess
@@ -44,6 +45,15 @@ def test_the_mark_of_an_outer_run_comes_back_after_an_inner_one(monkeypatch):
             assert os.environ[TAG_VARIABLE] == inner.tag
         assert os.environ[TAG_VARIABLE] == outer.tag
     assert TAG_VARIABLE not in os.environ
+
+
+def test_multiprocessing_and_vllm_keep_their_sockets_in_the_runs_folder():
+    before = os.environ.get("VLLM_RPC_BASE_PATH")
+    with RunResources.create() as run:
+        assert os.environ["VLLM_RPC_BASE_PATH"] == str(run.temp_dir)
+        assert multiprocessing.util.get_temp_dir() == str(run.temp_dir)
+    assert os.environ.get("VLLM_RPC_BASE_PATH") == before
+    assert multiprocessing.util.get_temp_dir() != str(run.temp_dir)
 
 
 def test_a_long_parent_is_refused_with_the_limit(tmp_path):

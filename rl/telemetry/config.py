@@ -18,7 +18,9 @@ class MlflowConfig(ConfigModel):
 
     experiment_name: str = operational("tandem", description="Experiment.")
     run_name: str | None = operational(None, description="Run name; null = the run folder's name.")
-    tracking_uri: str | None = operational(None, description="Tracking server; null = MLflow's own default.")
+    tracking_uri: str | None = operational(
+        None, description="Tracking server; null = MLFLOW_TRACKING_URI, or else files in <log_dir>/mlruns."
+    )
 
 
 class LoggerConfig(ConfigModel):

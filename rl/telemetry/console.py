@@ -1,7 +1,7 @@
 """Console: what a user sees of a run, and run.log, which holds all of it and more.
 
 On a terminal: one progress line at the bottom (step, phase, tokens/s, time left) and one line per step above it.
-Elsewhere: the same lines, plain. Warnings of any module of ours are shown once they are logged; everything else goes to run.log.
+Elsewhere: the same lines, plain. Warnings of our modules are shown when they are logged; the rest goes to run.log.
 
     console = Console(config.logger.console, total_steps=20, run_log_path=folder / "run.log", clock=SystemClock())
     console.phase("policy_training")
@@ -11,6 +11,7 @@ Elsewhere: the same lines, plain. Warnings of any module of ours are shown once 
 """
 
 import logging
+import os
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -59,14 +60,12 @@ class Console:
         self._is_rich = mode == "rich" or (mode == "auto" and out.isatty())
         self._total_steps = total_steps
         self._clock = clock
-        self._ends: deque[float] = deque([clock.now()], maxlen=_STEPS_FOR_ETA + 1)
+        self._step_began = clock.now()
         self._durations: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
         self._terminal = (
-            rich.console.Console(file=out, force_terminal=True, highlight=False)
+            _Terminal(file=out, force_terminal=True, highlight=False)
             if self._is_rich
-            else rich.console.Console(
-                file=out, force_terminal=False, no_color=True, width=_PLAIN_WIDTH, highlight=False
-            )
+            else _Terminal(file=out, force_terminal=False, no_color=True, width=_PLAIN_WIDTH, highlight=False)
         )
         self._output_lost = False
         self._handlers = self._attach(run_log_path)
@@ -94,8 +93,8 @@ class Console:
     def step_line(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the line of a finished step and move the progress on."""
         now = self._clock.now()
-        self._durations.append(now - self._ends[-1])
-        self._ends.append(now)
+        self._durations.append(now - self._step_began)
+        self._step_began = now
         left = median(self._durations) * (self._total_steps - step)
         rate = metrics.get("performance/tokens_per_sec")
         text = step_text(step, self._total_steps, metrics)
@@ -117,7 +116,7 @@ class Console:
     def validation_line(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the line of a validation; its time does not count into the time left."""
         self._show(validation_text(step, metrics))
-        self._ends.append(self._clock.now())
+        self._step_began = self._clock.now()
 
     def note(self, text: str) -> None:
         """Show a line that the user should see, for example where the run folder is."""
@@ -200,6 +199,18 @@ class Console:
         except OSError as error:
             self._output_lost = True
             _log.info("standard output is gone (%s); the run goes on, see metrics.jsonl", error)
+
+
+class _Terminal(rich.console.Console):
+    """A terminal whose end does not end the run."""
+
+    def on_broken_pipe(self) -> None:
+        """Go silent when the reader of standard output is gone (`| head`), where rich would leave the program."""
+        self.quiet = True
+        if self.file is sys.stdout:
+            # Python's own flush at exit would fail on the old pipe and change the exit code.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _log.info("standard output is gone; the run goes on, see metrics.jsonl")
 
 
 class _WarningsToTerminal(logging.Handler):

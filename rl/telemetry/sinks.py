@@ -6,6 +6,7 @@ when a sink is opened, which happens in its own thread.
 
 import importlib
 import importlib.util
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -135,9 +136,14 @@ class MlflowSink:
 
     def __init__(self, config: MlflowConfig, run: RunInfo) -> None:
         """Start the run and log the settings as parameters."""
+        uri = (
+            config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{run.folder.resolve().parent}/mlruns"
+        )
+        if uri.startswith("file:"):
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # MLflow asks for consent to a store of files
         tracking = importlib.import_module("mlflow.tracking")
         self._entities = importlib.import_module("mlflow.entities")
-        self._client = tracking.MlflowClient(tracking_uri=config.tracking_uri)
+        self._client = tracking.MlflowClient(tracking_uri=uri)
         experiment = self._client.get_experiment_by_name(config.experiment_name)
         experiment_id = (
             self._client.create_experiment(config.experiment_name) if experiment is None else experiment.experiment_id

@@ -1,0 +1,36 @@
+"""Tasks and set-ups for scoring processes, good and bad; imported by them, so kept light."""
+
+import os
+import signal
+
+
+def no_setup() -> None:
+    pass
+
+
+def fail_setup(text: str) -> None:
+    raise ValueError(text)
+
+
+def add(a: int, b: int) -> int:
+    return a + b
+
+
+def huge_power() -> int:
+    return 9**9**9**9
+
+
+def raise_error() -> None:
+    raise RuntimeError("bad luck")
+
+
+def own_pid() -> int:
+    return os.getpid()
+
+
+def signal_action(number: int) -> bool:
+    return signal.getsignal(number) is signal.SIG_IGN
+
+
+def give_a_function() -> object:
+    return lambda: None

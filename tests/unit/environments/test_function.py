@@ -1,0 +1,99 @@
+import math
+import os
+
+import pytest
+
+from rl.core.errors import ConfigError
+from rl.core.types import RolloutStatus
+from rl.environments.config import FunctionEnvConfig
+from rl.environments.function import FunctionEnvironment
+from tests.support.completions import completion, text_prompt
+
+MODULE = "tests.support.reward_functions"
+PROMPT = text_prompt("1+1=", {"answer": "2", "level": 3})
+TEXTS = ["2", "3", "22", "2"]
+
+
+async def score(name, texts=TEXTS, timeout_s=30.0):
+    environment = FunctionEnvironment(
+        "mine", FunctionEnvConfig(kind="function", target=f"{MODULE}:{name}", timeout_s=timeout_s)
+    )
+    try:
+        return await environment.step(PROMPT, [completion(text) for text in texts])
+    finally:
+        await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "rewards"),
+    [
+        ("right_answer", [1.0, 0.0, 0.0, 1.0]),
+        ("all_columns", [1.0] * 4),
+        ("lengths", [1.0, 1.0, 2.0, 1.0]),
+        ("callable_object", [1.0] * 4),
+        ("partial", [0.25] * 4),
+        ("numbers_of_many_types", [1.0, 1.0, 0.5, 0.0]),
+        ("as_array", [1.0] * 4),
+    ],
+)
+async def test_good_functions_give_their_rewards(name, rewards):
+    results = await score(name)
+    assert [result.reward for result in results] == rewards
+    assert {result.status for result in results} == {RolloutStatus.OK}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "words"),
+    [
+        ("raises", RolloutStatus.REWARD_ERROR, "KeyError: 'oops'"),
+        ("exits", RolloutStatus.REWARD_ERROR, "SystemExit: 3"),
+        ("dies", RolloutStatus.REWARD_ERROR, "exit code 7"),
+        ("needs_gold", RolloutStatus.REWARD_ERROR, "needs the column(s) gold"),
+        ("returns_none", RolloutStatus.REWARD_INVALID, "returned None, expected a list of 4 numbers"),
+        ("returns_one_number", RolloutStatus.REWARD_INVALID, "returned 1.0 of type float"),
+        ("too_few", RolloutStatus.REWARD_INVALID, "returned 3 rewards for 4 completions"),
+    ],
+)
+async def test_a_function_that_fails_fails_all_samples_and_says_where(name, status, words):
+    results = await score(name)
+    assert {result.status for result in results} == {status}
+    for index, result in enumerate(results):
+        assert math.isnan(result.reward) and words in result.detail
+        assert f"{MODULE}:{name}, prompt p0, sample {index}" in result.detail
+
+
+async def test_a_function_that_hangs_times_out_and_the_next_group_is_scored():
+    config = FunctionEnvConfig(kind="function", target=f"{MODULE}:hangs", timeout_s=0.3)
+    environment = FunctionEnvironment("mine", config)
+    for _ in range(2):
+        results = await environment.step(PROMPT, [completion(text) for text in TEXTS])
+        assert [result.status for result in results] == [RolloutStatus.REWARD_TIMEOUT] * 4
+    await environment.close()
+
+
+async def test_a_bad_value_fails_only_its_own_sample():
+    results = await score("one_bad_sample_each", ["a"] * 6)
+    assert [result.status for result in results] == [RolloutStatus.OK] + [RolloutStatus.REWARD_INVALID] * 5
+    assert results[0].reward == 0.5
+    assert "sample 1: returned None of type NoneType" in results[1].detail
+    assert "returned nan" in results[2].detail and "returned inf" in results[3].detail
+
+
+@pytest.mark.parametrize("name", ["absent", "not_callable"])
+async def test_a_target_that_is_no_function_is_a_configuration_error(name):
+    with pytest.raises(ConfigError, match=name):
+        await score(name)
+
+
+async def test_the_function_runs_in_another_process_once_per_group():
+    results = await score("where_it_runs")
+    assert len({result.reward for result in results}) == 1 and results[0].reward != os.getpid()
+
+
+async def test_a_module_beside_the_command_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_local_rewards.py").write_text("def score(completions):\n    return [0.75] * len(completions)\n")
+    monkeypatch.chdir(tmp_path)
+    environment = FunctionEnvironment("mine", FunctionEnvConfig(kind="function", target="my_local_rewards:score"))
+    (result,) = await environment.step(PROMPT, [completion("x")])
+    assert result.reward == 0.75
+    await environment.close()

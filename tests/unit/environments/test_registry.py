@@ -1,0 +1,46 @@
+import pytest
+
+from rl.core.errors import ConfigError
+from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
+from rl.environments.math import MathEnvironment
+from rl.environments.registry import build_environments, check_environments, select_environment
+
+
+def function(target):
+    return {"mine": FunctionEnvConfig(kind="function", target=target)}
+
+
+async def test_every_named_environment_is_built_and_selected_by_name():
+    environments = build_environments({"math": MathEnvConfig(), "gym": ReasoningGymEnvConfig(kind="reasoning_gym")})
+    assert isinstance(select_environment(environments, "math"), MathEnvironment)
+    with pytest.raises(ConfigError, match="'maths', but the env section defines math, gym"):
+        select_environment(environments, "maths")
+    for environment in environments.values():
+        await environment.close()
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("tests.support.reward_functions", "not of the form module:function"),
+        ("no_such_module_here:score", "no module 'no_such_module_here'"),
+        ("tests.support.reward_functions:scor", "defines no 'scor'"),
+    ],
+)
+def test_a_reward_function_that_cannot_be_found_is_reported_before_anything_starts(target, words):
+    with pytest.raises(ConfigError, match=words):
+        check_environments(function(target))
+
+
+def test_a_reward_module_is_checked_without_running_it(tmp_path, monkeypatch):
+    (tmp_path / "loud_rewards.py").write_text("raise RuntimeError('it ran')\ndef score(completions): ...\n")
+    monkeypatch.chdir(tmp_path)
+    check_environments(function("loud_rewards:score"))
+    (tmp_path / "broken_rewards.py").write_text("def score(:\n")
+    with pytest.raises(ConfigError, match="broken_rewards.py:1"):
+        check_environments(function("broken_rewards:score"))
+
+
+@pytest.mark.parametrize("target", ["tests.support.reward_functions:partial", "os.path:join", "math:sqrt"])
+def test_anything_that_a_module_can_offer_is_accepted(target):
+    check_environments(function(target))

@@ -1,0 +1,140 @@
+import io
+import json
+import logging
+
+import pytest
+
+from rl.telemetry.console import Console
+from tests.support.clock import FakeClock
+
+METRICS = {
+    "train/reward": 0.625,
+    "train/loss": -0.0123,
+    "train/mean_gen_tokens_per_sample": 2.4,
+    "train/max_logprob_diff": 2.1e-5,
+    "performance/tokens_per_sec": 311.6,
+    "timing/train/total_step_time": 4.9,
+    "timing/train/exposed_generation": 3.1,
+    "timing/train/policy_training": 1.2,
+    "timing/train/advantage_calculation": 0.001,
+}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def make(tmp_path):
+    made = []
+
+    def build(mode="auto", stream=None, total_steps=20):
+        out = io.StringIO() if stream is None else stream
+        console = Console(mode, total_steps, tmp_path / "run.log", FakeClock(), out)
+        made.append(console)
+        return console, out
+
+    yield build
+    for console in made:
+        console.close()
+
+
+def test_a_step_is_one_plain_line_when_output_is_no_terminal(make):
+    console, out = make()
+    console.phase("policy_training")
+    console.step_line(7, METRICS)
+    assert out.getvalue() == (
+        "step  7/20  reward 0.625  loss -0.0123  length 2.4  mismatch 2.1e-05  312 tok/s  "
+        "4.9s (generate 3.1, train 1.2)  eta 0:00\n"
+    )
+
+
+def test_numbers_that_are_absent_are_left_out_and_unscored_samples_are_told(make):
+    console, out = make()
+    console.step_line(20, {"train/reward": 1.0, "train/num_invalid_rollouts": 3.0})
+    assert out.getvalue() == "step 20/20  reward 1.000  unscored 3\n"
+
+
+def test_the_time_left_follows_the_recent_steps_and_not_the_validations(tmp_path):
+    clock, out = FakeClock(), io.StringIO()
+    console = Console("plain", 10, tmp_path / "run.log", clock, out)
+    for step in range(1, 6):
+        clock.advance(30)
+        console.step_line(step, {})
+        clock.advance(1000)
+        console.validation_line(step, {"accuracy": 0.5, "num_samples": 19})
+    console.close()
+    lines = out.getvalue().splitlines()
+    assert lines[-2] == "step  5/10  eta 2:30"
+    assert lines[-1] == "validation after step 5  accuracy 0.500  samples 19"
+
+
+def test_warnings_of_any_module_of_ours_are_shown_once_and_kept(make, tmp_path):
+    console, out = make()
+    logging.getLogger("rl.somewhere").warning("the disk is %s", "slow")
+    logging.getLogger("other.library").warning("noise")
+    logging.getLogger("rl.somewhere").info("detail")
+    console.warn("careful")
+    assert out.getvalue() == "warning: the disk is slow\nwarning: careful\n"
+    log = (tmp_path / "run.log").read_text()
+    assert all(word in log for word in ("the disk is slow", "noise", "detail", "careful"))
+
+
+def test_the_summary_shows_the_curve_figures_and_paths(make, tmp_path):
+    console, out = make()
+    history = [{"step": 0, "time_s": 1.0, "validation/accuracy": 0.474}]
+    history += [{"step": step, "time_s": 65.0, "train/reward": step / 20} for step in range(1, 21)]
+    history[-1]["validation/accuracy"] = 0.947
+    console.summary(history, {"run folder": tmp_path}, "finished: 20 steps")
+    text = out.getvalue()
+    assert "reward by step" in text and "1.00 ┤" in text
+    assert "0.075 (first 2 steps) to 0.900 (last 5)" in text and "0.474 to 0.947" in text and "1:05" in text
+    assert str(tmp_path) in text and text.endswith("finished: 20 steps\n")
+    assert "finished: 20 steps" in (tmp_path / "run.log").read_text()
+
+
+def test_a_terminal_gets_a_progress_line_and_colours(make):
+    console, out = make(stream=Terminal())
+    console.banner("Tandem", {"model": "tiny"})
+    console.phase("exposed_generation")
+    console.tokens_per_second(250)
+    console.step_line(1, METRICS)
+    console.close()
+    text = out.getvalue()
+    assert "\x1b[" in text and "reward" in text and "tiny" in text
+
+
+def test_the_progress_line_names_step_phase_and_rate(make):
+    console, out = make(mode="rich")
+    console.step_line(3, METRICS)
+    console.phase("weight_sync")
+    console.close()
+    assert all(word in out.getvalue() for word in ("step 3/20", "sending weights", "312 tok/s"))
+
+
+def test_a_closed_pipe_does_not_end_the_run(make):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError("gone")
+
+    console, _ = make(stream=Broken())
+    console.step_line(1, METRICS)
+    console.step_line(2, METRICS)
+
+
+def test_a_closed_console_leaves_the_logging_as_it_found_it(make):
+    before = [*logging.getLogger().handlers], [*logging.getLogger("rl").handlers]
+    console, out = make()
+    console.close()
+    console.close()
+    assert ([*logging.getLogger().handlers], [*logging.getLogger("rl").handlers]) == before
+    logging.getLogger("rl.x").warning("after")
+    assert out.getvalue() == ""
+
+
+def test_long_lines_are_not_wrapped_in_plain_mode(make):
+    console, out = make()
+    console.note("x" * 500)
+    assert out.getvalue() == "x" * 500 + "\n"
+    json.dumps(out.getvalue())

@@ -1,0 +1,176 @@
+"""The transformers backend on the tiny model: exact logprobs, seeds, stops, refits, tied and untied."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rl.core.clock import SystemClock
+from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
+from rl.core.types import Completion, FinishReason, VersionSpan
+from rl.generation.config import HfGenerationConfig
+from rl.generation.generator import GeneratorRequest, SamplingParams
+from rl.generation.hf import HfGenerator, build
+from rl.weights.config import RefitConfig
+from rl.weights.sync import WeightSync
+from tests.support.local_group import InProcessCluster
+from tests.support.refit_model import TrainerModel
+from tests.support.tiny_model import EOS_ID, make_tiny_model
+
+PROMPT = tuple(b"2+3=5\n4+1=5\n6+2=")
+MAX_LEN = 48
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tiny"), tie_embeddings=request.param)
+
+
+def generator_request(folder: Path, max_model_len: int = MAX_LEN) -> GeneratorRequest:
+    return GeneratorRequest(str(folder), "float32", max_model_len, 0, 1, 0, False, "tdm-test", 30.0)
+
+
+class Run:
+    """A trainer, a generator and the refit between them."""
+
+    def __init__(self, trainer: TrainerModel, generator: HfGenerator, sync: WeightSync) -> None:
+        self.trainer = trainer
+        self.generator = generator
+        self.sync = sync
+
+    async def sample(self, seed: int = 0, request_id: str = "r", **changes: Any) -> Completion:
+        params = replace(SamplingParams(1.0, 1.0, None, 8, (EOS_ID,), (), seed), **changes)
+        return await self.generator.generate(PROMPT, params, request_id=request_id, session="s")
+
+    def gap(self, completion: Completion, temperature: float = 1.0) -> float:
+        right = self.trainer.logprobs(PROMPT, completion.tokens, temperature)
+        return max(abs(a - b) for a, b in zip(completion.logprobs, right, strict=True))
+
+
+@pytest.fixture
+async def run(folder: Path) -> AsyncIterator[Run]:
+    generator = await build(HfGenerationConfig(num_replicas=2), InProcessCluster("tdm-test"), generator_request(folder))
+    trainer = TrainerModel(folder)
+    sync = WeightSync(trainer.handle, generator, RefitConfig(bucket_mib=0.01), "tdm-test", SystemClock())
+    await sync.connect()
+    await sync.publish(0)
+    yield Run(trainer, generator, sync)
+    await sync.close()
+    await generator.close()
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+async def test_logprobs_equal_a_plain_forward_pass_at_the_same_temperature(run: Run, temperature: float) -> None:
+    done = await asyncio.gather(*(run.sample(seed, f"r{seed}", temperature=temperature) for seed in range(8)))
+    assert max(run.gap(completion, temperature) for completion in done) < 1e-5
+
+
+async def test_a_seed_repeats_its_sample_in_any_company_and_seeds_differ(run: Run) -> None:
+    alone = [await run.sample(seed) for seed in range(4)]
+    together = await asyncio.gather(*(run.sample(seed, f"r{seed}") for seed in range(4)))
+    assert [c.tokens for c in alone] == [c.tokens for c in together]
+    assert len({c.tokens for c in alone}) == 4
+
+
+async def test_after_each_refit_logprobs_and_versions_are_the_new_ones(run: Run) -> None:
+    for version in range(1, 4):
+        before = await run.sample(7)
+        run.trainer.perturb(version, scale=0.3)
+        assert run.gap(before) > 1e-2
+        report = await run.sync.publish(version)
+        assert report.replicas == 2
+        assert run.generator.version == version
+        done = await asyncio.gather(*(run.sample(seed, f"r{seed}") for seed in range(4)))
+        assert all(c.version_spans == (VersionSpan(version, 0, len(c.tokens)),) for c in done)
+        assert max(run.gap(completion) for completion in done) < 1e-5
+
+
+async def test_a_version_that_only_one_replica_took_is_noticed(run: Run) -> None:
+    run.generator._versions[1] = 7
+    with pytest.raises(WeightSyncError, match="different versions"):
+        _ = run.generator.version
+
+
+async def test_a_stop_token_ends_the_completion_and_belongs_to_it(run: Run) -> None:
+    free = await run.sample(3)
+    stop = free.tokens[2]
+    done = await run.sample(3, stop_token_ids=(stop,))
+    first = free.tokens.index(stop)
+    assert done.tokens == free.tokens[: first + 1]
+    assert done.finish_reason is FinishReason.STOP
+    assert done.text == run.generator._group.workers[0]._decode(done.tokens[:-1])  # type: ignore[attr-defined]
+
+
+async def test_greedy_is_the_most_likely_token(run: Run) -> None:
+    done = await run.sample(temperature=0.0, max_new_tokens=1)
+    with torch.no_grad():
+        logits = run.trainer.model(torch.tensor([PROMPT])).logits[0, -1]
+    assert done.tokens == (int(logits.argmax()),)
+
+
+async def test_the_context_bounds_the_completion_and_a_full_prompt_is_refused(run: Run) -> None:
+    params = SamplingParams(1.0, 1.0, None, 8, (), (), 0)
+    done = await run.generator.generate([65] * (MAX_LEN - 1), params, request_id="r", session="s")
+    assert len(done.tokens) == 1
+    assert done.finish_reason is FinishReason.LENGTH
+    with pytest.raises(DataError, match=f"{MAX_LEN} tokens; a prompt may have {MAX_LEN - 1}"):
+        await run.generator.generate([65] * MAX_LEN, params, request_id="r", session="s")
+
+
+async def test_sixty_four_requests_of_a_step_take_well_under_a_second(run: Run) -> None:
+    await asyncio.gather(*(run.sample(seed, f"w{seed}", max_new_tokens=4) for seed in range(64)))
+    start = time.monotonic()
+    await asyncio.gather(*(run.sample(seed, f"r{seed}", max_new_tokens=4) for seed in range(64)))
+    assert time.monotonic() - start < 5.0
+
+
+async def test_requests_wait_while_paused_and_abort_means_retry(run: Run) -> None:
+    await run.generator.pause("keep")
+    waiting = asyncio.ensure_future(run.sample(1, "waiting"))
+    while not sum(run.generator._in_flight):
+        await asyncio.sleep(0)
+    assert await asyncio.wait({waiting}, timeout=0.1) == (set(), {waiting})
+    await run.generator.pause("abort")
+    with pytest.raises(InfraError, match="request waiting was aborted"):
+        await waiting
+    await run.generator.resume()
+    assert (await run.sample(1)).tokens
+
+
+async def test_weights_are_not_taken_while_generating(run: Run) -> None:
+    with pytest.raises(WeightSyncError, match="is not paused"):
+        await run.generator.weight_receivers()[0].start(1)
+
+
+async def test_a_cancelled_request_is_aborted_in_the_engine(run: Run) -> None:
+    await run.generator.pause("keep")
+    task = asyncio.ensure_future(run.sample(1, "gone"))
+    workers = run.generator._group.workers  # type: ignore[attr-defined]
+    while not any(worker._batches._waiting for worker in workers):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.gather(*run.generator._aborts)
+    assert not any(worker._batches._waiting for worker in workers)
+    assert sum(run.generator._in_flight) == 0
+
+
+async def test_tensors_of_another_model_are_refused_by_name(run: Run, tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", tie_embeddings=True)
+    trainer = TrainerModel(other)
+    trainer.model.resize_token_embeddings(300)
+    sync = WeightSync(trainer.handle, run.generator, RefitConfig(), "tdm-test", SystemClock())
+    with pytest.raises(WeightSyncError, match=r"cannot take 'model.embed_tokens.weight' of shape \[300, 32\]"):
+        await sync.connect()
+    await sync.close()
+
+
+async def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="max_total_sequence_length=100000"):
+        await build(HfGenerationConfig(), InProcessCluster("tdm-test"), generator_request(folder, 100_000))

@@ -1,0 +1,58 @@
+"""The inside of a worker process: errors leave as values and come back as themselves."""
+
+import pytest
+
+from rl.cluster.host import Failure, Success, WorkerHost, last_lines
+from rl.cluster.worker_group import WorkerContext
+from rl.core.errors import ConfigError, DataError, InfraError
+from tests.support.cluster_workers import EchoWorker, RefusingWorker
+
+CONTEXT = WorkerContext("echo", 0, 1, 0, "", "cpu", 1, "tdm-00000000")
+
+
+@pytest.fixture
+def host(monkeypatch):
+    """A host with a worker."""
+    monkeypatch.delenv("TMPDIR", raising=False)
+    built = WorkerHost()
+    assert built.build(EchoWorker, CONTEXT, (10,), {}) == Success(None)
+    return built
+
+
+def test_positional_and_keyword_arguments_reach_the_method(host):
+    assert host.invoke_flat("add", (), 1) == Success(11)
+    assert host.invoke_flat("add", ("more",), 1, 100) == Success(111)
+    assert host.invoke_flat("add", ("value", "more"), 1, 100) == Success(111)
+
+
+def test_an_error_travels_as_itself_with_the_traceback(host):
+    failure = host.invoke_flat("bad_data", ())
+    error = failure.error("worker echo[0].bad_data")
+    assert type(error) is DataError
+    assert str(error) == "sample 7 is empty; drop it"
+    assert "in bad_data" in error.__notes__[0]
+
+
+def test_an_error_that_cannot_travel_becomes_an_infra_error_with_its_text(host):
+    error = host.invoke_flat("unpicklable", ()).error("worker echo[0].unpicklable")
+    assert type(error) is InfraError
+    assert "Local: cannot travel" in str(error)
+
+
+def test_an_exception_that_does_not_unpickle_here_keeps_its_text():
+    error = Failure(b"not a pickle", "OddError: odd", "trace").error("worker echo[0].x")
+    assert type(error) is InfraError
+    assert "OddError: odd (its exception could not be rebuilt here" in str(error)
+
+
+def test_a_failing_constructor_is_a_failure(host):
+    failure = host.build(RefusingWorker, CONTEXT, ("config",), {})
+    assert type(failure.error("start")) is ConfigError
+
+
+def test_the_last_lines_skip_rays_markers(tmp_path):
+    log = tmp_path / "worker.err"
+    log.write_text(":job_id:01\n" + "".join(f"line {i}\n" for i in range(50)) + "\n:actor_name:x\n")
+    assert last_lines(str(log), count=2) == "line 48\nline 49"
+    assert last_lines("") == ""
+    assert last_lines(str(tmp_path / "missing")) == ""

@@ -1,0 +1,48 @@
+"""What doctor says about a machine."""
+
+from pathlib import Path
+
+from rl.controller.checklist import has_failed
+from rl.controller.doctor import (
+    check_package,
+    check_shared_memory,
+    check_temporary,
+    existing,
+    run_doctor,
+    total_bytes,
+)
+
+
+def test_a_container_with_64_mb_of_shared_memory_gets_the_docker_flag():
+    check = check_shared_memory(64 << 20)
+    assert not check.ok
+    assert not check.required
+    assert "--shm-size" in check.advice
+    assert check.detail == "/dev/shm has 0.06 GiB"
+
+
+def test_a_machine_without_shared_memory_fails():
+    assert has_failed([check_shared_memory(None)])
+    assert total_bytes(Path("/nowhere")) is None
+    assert check_shared_memory(8 << 30).ok
+
+
+def test_a_missing_package_fails_with_advice():
+    check = check_package("no_such_package_anywhere", ("no-such",))
+    assert has_failed([check])
+    assert "README" in check.advice
+
+
+def test_a_temporary_folder_too_long_for_sockets_fails(tmp_path):
+    assert not check_temporary(tmp_path / ("x" * 80)).ok
+    assert existing(tmp_path / "a" / "b") == tmp_path
+
+
+def test_every_check_is_named_once_and_says_what_it_found(monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    checks = run_doctor()
+    names = [check.name for check in checks]
+    assert len(set(names)) == len(names)
+    assert all(check.detail for check in checks)
+    assert all(check.ok or check.advice for check in checks)
+    assert {"python", "torch", "native operators", "vllm", "ray", "shared memory", "gpus"} <= set(names)

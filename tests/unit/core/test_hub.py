@@ -1,0 +1,12 @@
+"""The short probe of the hub."""
+
+import socket
+
+from rl.core.hub import is_hub_reachable
+
+
+def test_a_listening_endpoint_is_reachable_and_a_closed_one_is_not(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        assert is_hub_reachable(timeout_s=2.0)
+    assert not is_hub_reachable(timeout_s=2.0)

@@ -24,7 +24,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from rl.core.errors import ConfigError, InfraError
@@ -36,6 +38,8 @@ STARTUP_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 5.0
 # Imported once by the fork server, so that a replaced worker starts in milliseconds.
 _PRELOADED = ["math_verify", "rl.environments.scorer_worker"]
+# A unix socket's path holds 107 bytes; the fork server puts "listener-xxxxxxxx" below the temporary folder.
+_LONGEST_TEMP_DIR = 80
 
 
 class OutcomeKind(enum.Enum):
@@ -161,10 +165,11 @@ class _Slot:
         self._setup = setup
         self._closed = closed
         self._lock = threading.Lock()  # guards _process against `kill` and `pid` from other threads
-        self._process: ForkServerProcess | None = None
+        self._process: BaseProcess | None = None
         self._connection: Connection | None = None
         self._lifeline: Connection | None = None
         self.first_start: Future[Reply] = Future()
+        self.first_start.set_running_or_notify_cancel()  # a caller that stops waiting must not cancel it for the others
         self.thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     @property
@@ -235,8 +240,7 @@ class _Slot:
         return reply
 
     def _launch(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
+        context = _process_context()
         self._connection, theirs = context.Pipe()
         their_lifeline, self._lifeline = context.Pipe(duplex=False)
         process = context.Process(target=worker_main, args=(theirs, their_lifeline, self._setup), name=self.thread.name)
@@ -264,3 +268,12 @@ class _Slot:
             return "it could not be ended"
         process.close()
         return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _process_context() -> ForkServerContext | SpawnContext:
+    """Return how processes start: from the fork server, or anew where the temporary folder's path is too long."""
+    if len(os.fsencode(get_temp_dir())) > _LONGEST_TEMP_DIR:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context

@@ -7,9 +7,10 @@ from rl.core.errors import ConfigError
 from rl.core.types import RolloutStatus
 from rl.environments.config import FunctionEnvConfig
 from rl.environments.function import FunctionEnvironment
+from tests.support import reward_functions
 from tests.support.completions import completion, text_prompt
 
-MODULE = "tests.support.reward_functions"
+MODULE = reward_functions.__name__
 PROMPT = text_prompt("1+1=", {"answer": "2", "level": 3})
 TEXTS = ["2", "3", "22", "2"]
 

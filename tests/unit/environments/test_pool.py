@@ -1,6 +1,7 @@
 """The scorer pool with real processes."""
 
 import asyncio
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -89,6 +90,18 @@ async def test_a_failing_setup_is_a_configuration_error():
     await pool.close()
 
 
+async def test_whoever_stops_waiting_for_the_start_or_a_result_disturbs_nobody():
+    pool = ScorerPool("cancelled", num_workers=1, timeout_s=5, setup=no_setup)
+    waiting = [asyncio.ensure_future(pool.ready()), asyncio.ensure_future(pool.run(add, 1, 1))]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    await pool.ready()
+    assert (await pool.run(add, 2, 2)).value == 4
+    await pool.close()
+
+
 async def test_a_closed_pool_leaves_no_process_and_takes_no_task():
     pool = ScorerPool("closing", num_workers=2, timeout_s=60, setup=no_setup)
     await pool.ready()
@@ -143,7 +156,7 @@ def test_workers_end_when_the_driver_is_killed_even_in_a_computation_that_never_
             """
         )
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
@@ -152,6 +165,15 @@ def test_workers_end_when_the_driver_is_killed_even_in_a_computation_that_never_
     driver.wait(10)
     for pid in pids:
         wait_until_dead(pid)
+
+
+async def test_a_temporary_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "tempdir", str(folder))
+    pool = ScorerPool("long", num_workers=1, timeout_s=5, setup=no_setup)
+    assert (await pool.run(add, 1, 1)).value == 2
+    await pool.close()
 
 
 def wait_until_dead(pid: int, deadline_s: float = 10.0) -> None:

@@ -4,6 +4,9 @@ from rl.core.errors import ConfigError
 from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
 from rl.environments.math import MathEnvironment
 from rl.environments.registry import build_environments, check_environments, select_environment
+from tests.support import reward_functions
+
+MODULE = reward_functions.__name__
 
 
 def function(target):
@@ -22,9 +25,9 @@ async def test_every_named_environment_is_built_and_selected_by_name():
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("tests.support.reward_functions", "not of the form module:function"),
+        (MODULE, "not of the form module:function"),
         ("no_such_module_here:score", "no module 'no_such_module_here'"),
-        ("tests.support.reward_functions:scor", "defines no 'scor'"),
+        (f"{MODULE}:scor", "defines no 'scor'"),
     ],
 )
 def test_a_reward_function_that_cannot_be_found_is_reported_before_anything_starts(target, words):
@@ -41,6 +44,6 @@ def test_a_reward_module_is_checked_without_running_it(tmp_path, monkeypatch):
         check_environments(function("broken_rewards:score"))
 
 
-@pytest.mark.parametrize("target", ["tests.support.reward_functions:partial", "os.path:join", "math:sqrt"])
+@pytest.mark.parametrize("target", [f"{MODULE}:partial", "os.path:join", "math:sqrt"])
 def test_anything_that_a_module_can_offer_is_accepted(target):
     check_environments(function(target))

@@ -209,7 +209,7 @@ def test_missing_sections_are_errors(folder: Path) -> None:
 def test_unknown_keys_can_be_allowed_and_are_listed(folder: Path) -> None:
     _write(
         folder,
-        x="defaults: complete.yaml\ngrpo: {sed: 1, seed: 7}\nmine: {a: 1}\npolicy:\n  generation: {vllm_cfg: {no: 1}}\n",
+        x="defaults: complete.yaml\ngrpo: {sed: 1, seed: 7}\nmine: {a: 1}\npolicy: {generation: {vllm_cfg: {no: 1}}}\n",
     )
     tree = load(Path("x.yaml"), ["policy.foo=1"])
     config = build(tree, MasterConfig, allow_unknown=True)
@@ -218,7 +218,7 @@ def test_unknown_keys_can_be_allowed_and_are_listed(folder: Path) -> None:
     assert listed == {
         "grpo.sed": "x.yaml:2",
         "mine": "x.yaml:3",
-        "policy.generation.vllm_cfg.no": "x.yaml:5",
+        "policy.generation.vllm_cfg.no": "x.yaml:4",
         "policy.foo": "command line",
     }
 

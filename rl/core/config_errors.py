@@ -39,19 +39,16 @@ def describe(errors: list[ErrorDetails], tree: ConfigTree, model: ConfigClass) -
     return list(lines)
 
 
-def key_path(location: tuple[int | str, ...], error_type: str, values: Any) -> tuple[str, ...]:
+def key_path(location: tuple[int | str, ...], values: Any, model: ConfigClass) -> tuple[str, ...]:
     """Return the keys of an error's location, without the tags that pydantic puts in for members of a union."""
     path: list[str] = []
-    at = values
-    for index, part in enumerate(location):
-        is_last = index == len(location) - 1
-        if isinstance(at, Mapping) and part in at:
-            at = at[part]
-        elif isinstance(at, list) and isinstance(part, int):
-            at = at[part] if part < len(at) else None
-        elif not (is_last and error_type in ("missing", "extra_forbidden")):
+    is_tag = False
+    for part in location:
+        if is_tag:
+            is_tag = False
             continue
         path.append(str(part))
+        is_tag = discriminator(alternatives_at(model, tuple(path), values)) is not None
     return tuple(path)
 
 
@@ -72,7 +69,7 @@ def describe_unset(path: tuple[str, ...], tree: ConfigTree, model: ConfigClass) 
 
 
 def _lines(error: ErrorDetails, tree: ConfigTree, model: ConfigClass) -> list[str]:
-    path = key_path(error["loc"], error["type"], tree.values)
+    path = key_path(error["loc"], tree.values, model)
     key = ".".join(path)
     source = _place(key, tree)
     match error["type"]:
@@ -122,6 +119,8 @@ def _wrong_kind(path: tuple[str, ...], tree: ConfigTree, model: ConfigClass) -> 
     section: Any = tree.values
     for part in path:
         section = section[part]
+    if not isinstance(section, Mapping):
+        return f"{tree.source_of('.'.join(path))}: {'.'.join(path)}={scalar(section)}: must be a section"
     if name not in section:
         return f"{_place(key, tree)}: {key} is required: one of {', '.join(choices)}"
     close = get_close_matches(str(section[name]), choices, n=1)

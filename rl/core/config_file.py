@@ -87,10 +87,10 @@ def build(tree: ConfigTree, model: type[M], allow_unknown: bool) -> M:
             errors = failure.errors(include_url=False)
         unknown = [error for error in errors if error["type"] == "extra_forbidden"]
         if not (allow_unknown and unknown):
-            errors = [error for error in errors if key_path(error["loc"], error["type"], tree.values) not in unset]
+            errors = [error for error in errors if key_path(error["loc"], tree.values, model) not in unset]
             _fail([*(describe_unset(path, tree, model) for path in unset), *describe(errors, tree, model)])
         for error in unknown:
-            _delete(values, key_path(error["loc"], error["type"], values))
+            _delete(values, key_path(error["loc"], values, model))
     if unset:
         _fail([describe_unset(path, tree, model) for path in unset])
     return config

@@ -41,11 +41,11 @@ class HfGenerationConfig(GenerationBase):
     builder: ClassVar[str] = "rl.generation.hf:build"
 
 
-def _backend(section: Any) -> str:
-    """The discriminator; a section that names no backend means vLLM."""
+def _backend(section: Any) -> str | None:
+    """The discriminator; a section that names no backend means vLLM, and what is no section has none."""
     if isinstance(section, Mapping):
         return str(section.get("backend", "vllm"))
-    return str(section.backend)
+    return section.backend if isinstance(section, VllmGenerationConfig | HfGenerationConfig) else None
 
 
 GenerationConfig = Annotated[

@@ -14,32 +14,31 @@ Unblocked by: the worker's reply, its death, the deadline, or `close`.
 import asyncio
 import atexit
 import enum
+import json
 import logging
 import multiprocessing
 import os
 import pickle
 import queue
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
-from multiprocessing.process import BaseProcess
-from multiprocessing.util import get_temp_dir
 from typing import Any
 
 from rl.core.errors import ConfigError, InfraError
-from rl.environments.scorer_worker import Reply, Setup, worker_main
+from rl.environments.scorer_worker import BOOTSTRAP, Reply, Setup
 
 _log = logging.getLogger(__name__)
 
 STARTUP_TIMEOUT_S = 120.0
 _CLOSE_TIMEOUT_S = 5.0
-# Imported once by the fork server, so that a replaced worker starts in milliseconds.
-_PRELOADED = ["math_verify", "rl.environments.scorer_worker"]
-# A unix socket's path holds 107 bytes; the fork server puts "listener-xxxxxxxx" below the temporary folder.
-_LONGEST_TEMP_DIR = 80
+_DYING_S = 0.2
 
 
 class OutcomeKind(enum.Enum):
@@ -165,7 +164,7 @@ class _Slot:
         self._setup = setup
         self._closed = closed
         self._lock = threading.Lock()  # guards _process against `kill` and `pid` from other threads
-        self._process: BaseProcess | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._lifeline: Connection | None = None
         self.first_start: Future[Reply] = Future()
@@ -176,13 +175,13 @@ class _Slot:
     def pid(self) -> int | None:
         """Process id of the worker; None while there is none."""
         with self._lock:
-            return self._process.pid if self._process is not None and self._process.is_alive() else None
+            return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def kill(self) -> None:
         """End the process at once; whoever waits for its reply sees the end of the pipe."""
         with self._lock:
             if self._process is not None:
-                self._process.kill()
+                _kill_group(self._process)
 
     def _serve(self) -> None:
         reply = self._start()
@@ -206,6 +205,7 @@ class _Slot:
         try:
             self._connection.send_bytes(task.pickled)
             if not self._connection.poll(self._timeout_s):
+                self.kill()
                 self._discard()
                 return Outcome(
                     OutcomeKind.TIMEOUT, detail=f"no result within {self._timeout_s:g} s; the process was ended"
@@ -240,40 +240,47 @@ class _Slot:
         return reply
 
     def _launch(self) -> None:
-        context = _process_context()
-        self._connection, theirs = context.Pipe()
-        their_lifeline, self._lifeline = context.Pipe(duplex=False)
-        process = context.Process(target=worker_main, args=(theirs, their_lifeline, self._setup), name=self.thread.name)
-        process.start()
+        self._connection, theirs = multiprocessing.Pipe()
+        their_lifeline, self._lifeline = multiprocessing.Pipe(duplex=False)
+        ends = (theirs.fileno(), their_lifeline.fileno())
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-c", BOOTSTRAP, json.dumps(sys.path), *map(str, ends)],
+                pass_fds=ends,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # so that what a reward function starts can be ended with it
+            )
+        finally:
+            theirs.close()
+            their_lifeline.close()
         with self._lock:
             self._process = process
-        theirs.close()
-        their_lifeline.close()
+        self._connection.send(self._setup)
 
     def _discard(self) -> str:
         """End the process, if any, and forget it; return how it ended."""
+        with self._lock:
+            process, self._process = self._process, None
+        status = "not started" if process is None else _end(process)
         for end in (self._connection, self._lifeline):
             if end is not None:
                 end.close()
         self._connection = self._lifeline = None
-        with self._lock:
-            process, self._process = self._process, None
-        if process is None:
-            return "not started"
-        process.join(0.2)  # a process that just died tells its own exit code, not that of our kill
-        process.kill()
-        process.join(_CLOSE_TIMEOUT_S)
-        code = process.exitcode
-        if code is None:
-            return "it could not be ended"
-        process.close()
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return status
 
 
-def _process_context() -> ForkServerContext | SpawnContext:
-    """Return how processes start: from the fork server, or anew where the temporary folder's path is too long."""
-    if len(os.fsencode(get_temp_dir())) > _LONGEST_TEMP_DIR:
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
-    return context
+def _end(process: "subprocess.Popen[bytes]") -> str:
+    """End a process with all that it started; one that is dying by itself gets the time to tell its own exit code."""
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_DYING_S)
+    _kill_group(process)
+    try:
+        code = process.wait(_CLOSE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return "it could not be ended"
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

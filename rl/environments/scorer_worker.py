@@ -14,6 +14,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+# What `python -c` runs, with the driver's sys.path and two descriptors as arguments. A new interpreter, and neither a
+# fork nor multiprocessing: those would run the driver's main script again, share its threads' locks or need sockets.
+BOOTSTRAP = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rl.environments.scorer_worker import worker_main; worker_main(int(sys.argv[2]), int(sys.argv[3]))"
+)
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -46,14 +53,12 @@ class Reply:
             return pickle.dumps(Reply(ok=False, detail=f"the result cannot be sent back: {error}"))
 
 
-def worker_main(tasks: Connection, lifeline: Connection, setup: Setup) -> None:
-    """Serve tasks until the driver closes the pipe or ends."""
+def worker_main(tasks_descriptor: int, lifeline_descriptor: int) -> None:
+    """Serve tasks until the driver closes the pipe or ends; the first message is the Setup."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business; it ends us in its own order
-    die_with(lifeline.fileno())
-    os.chdir(setup.folder)
-    if setup.folder not in sys.path:
-        sys.path.append(setup.folder)
-    reply = _run(setup.function, setup.arguments)
+    die_with(lifeline_descriptor)
+    tasks = Connection(tasks_descriptor)
+    reply = _run(_set_up, (tasks.recv_bytes(),))
     tasks.send_bytes(reply.pickled())
     while reply.ok:
         try:
@@ -64,14 +69,22 @@ def worker_main(tasks: Connection, lifeline: Connection, setup: Setup) -> None:
 
 
 def die_with(descriptor: int) -> None:
-    """Let the kernel end this process when the other end of the pipe `descriptor` closes.
+    """Let the kernel end this process and its group when the other end of the pipe `descriptor` closes.
 
     SIGIO ends a process by default and needs no interpreter: it also ends one that computes a huge power and never
     comes back to Python, where a watching thread would never run.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(descriptor, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(descriptor, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_ASYNC)
+
+
+def _set_up(pickled: bytes) -> None:
+    setup: Setup = pickle.loads(pickled)
+    os.chdir(setup.folder)
+    if setup.folder not in sys.path:
+        sys.path.append(setup.folder)
+    setup.function(*setup.arguments)
 
 
 def _call(pickled: bytes) -> Any:

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+from pathlib import Path
 
 
 def no_setup() -> None:
@@ -34,3 +36,9 @@ def signal_action(number: int) -> bool:
 
 def give_a_function() -> object:
     return lambda: None
+
+
+def start_a_child_and_hang(pid_file: str) -> None:
+    child = subprocess.Popen(["sleep", "600"])
+    Path(pid_file).write_text(str(child.pid))
+    child.wait()

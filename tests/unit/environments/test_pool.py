@@ -1,7 +1,6 @@
 """The scorer pool with real processes."""
 
 import asyncio
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -23,12 +22,13 @@ from tests.support.scoring_tasks import (
     own_pid,
     raise_error,
     signal_action,
+    start_a_child_and_hang,
 )
 
 
 @pytest.fixture
 async def pool():
-    pool = ScorerPool("test", num_workers=2, timeout_s=0.2, setup=no_setup)
+    pool = ScorerPool("test", num_workers=2, timeout_s=0.4, setup=no_setup)
     yield pool
     await pool.close()
 
@@ -51,13 +51,15 @@ async def test_a_result_that_cannot_be_pickled_is_an_error(pool):
     assert (await pool.run(add, 1, 1)).value == 2
 
 
-async def test_fifty_bombs_end_at_the_deadline_and_do_not_shrink_the_pool(pool):
+async def test_fifty_bombs_end_at_the_deadline_and_do_not_shrink_the_pool():
+    pool = ScorerPool("bombs", num_workers=2, timeout_s=0.1, setup=no_setup)
     await pool.ready()
     outcomes = await asyncio.gather(*(pool.run(huge_power) for _ in range(50)))
     assert {outcome.kind for outcome in outcomes} == {OutcomeKind.TIMEOUT}
     after = await asyncio.gather(*(pool.run(add, i, i) for i in range(8)))
     assert [outcome.value for outcome in after] == [2 * i for i in range(8)]
     assert len(pool.worker_pids()) == 2
+    await pool.close()
 
 
 async def test_a_worker_killed_while_idle_is_replaced_without_losing_a_task(pool):
@@ -156,7 +158,7 @@ def test_workers_end_when_the_driver_is_killed_even_in_a_computation_that_never_
             """
         )
     )
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     driver = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, env=environment, text=True)
     assert driver.stdout is not None
     pids = [int(pid) for pid in driver.stdout.readline().split()]
@@ -167,11 +169,16 @@ def test_workers_end_when_the_driver_is_killed_even_in_a_computation_that_never_
         wait_until_dead(pid)
 
 
-async def test_a_temporary_folder_with_a_long_path_is_no_obstacle(tmp_path, monkeypatch):
-    folder = tmp_path / ("long" * 30)
-    folder.mkdir()
-    monkeypatch.setitem(vars(multiprocessing.current_process())["_config"], "tempdir", str(folder))
-    pool = ScorerPool("long", num_workers=1, timeout_s=5, setup=no_setup)
+async def test_what_a_late_task_started_ends_with_it(pool, tmp_path):
+    outcome = await pool.run(start_a_child_and_hang, str(tmp_path / "pid"))
+    assert outcome.kind is OutcomeKind.TIMEOUT
+    wait_until_dead(int((tmp_path / "pid").read_text()))
+
+
+async def test_no_trace_of_the_drivers_main_script_is_needed(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/no/such/script.py", raising=False)
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None, raising=False)
+    pool = ScorerPool("interactive", num_workers=1, timeout_s=5, setup=no_setup)
     assert (await pool.run(add, 1, 1)).value == 2
     await pool.close()
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_IMPORT_IN_TEXT = re.compile(r"\b(?:from|import) ([a-z_]\w*(?:\.\w+)+)")
 _IMPORT_PATH = re.compile(r"^(?P<module>[a-z_]\w*(\.\w+)+)(:\w+)?$")
 
 
@@ -30,7 +31,7 @@ class Module:
 
     path: str  # from the root of the tree, with slashes
     imports: tuple[Import, ...]
-    import_paths: tuple[str, ...]  # modules named in strings: what import_object and `python -m` will load
+    import_paths: tuple[str, ...]  # modules named in strings: for import_object, `python -m`, `python -c`
 
     @property
     def dotted(self) -> str:
@@ -68,6 +69,8 @@ def _named_in_strings(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if match := _IMPORT_PATH.match(node.value):
                 yield match["module"]
+            else:
+                yield from _IMPORT_IN_TEXT.findall(node.value)
         elif isinstance(node, ast.List | ast.Tuple):
             values = [item.value if isinstance(item, ast.Constant) else None for item in node.elts]
             for flag, name in zip(values, values[1:], strict=False):

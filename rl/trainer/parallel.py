@@ -3,6 +3,7 @@
 The process group belongs to one object and not to the process, so that several workers can live in one process.
 """
 
+import socket
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -52,15 +53,33 @@ def _join(context: WorkerContext, timeout_s: float) -> Any:
     try:
         keys = c10d.PrefixStore(context.name, connect_store(context, timeout_s))
         if context.device.startswith("cuda"):
-            options = c10d.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return c10d.ProcessGroupNCCL(keys, context.rank, context.world_size, options)
-        return c10d.ProcessGroupGloo(keys, context.rank, context.world_size, timeout)
-    except RuntimeError as error:
+            nccl: Any = c10d.ProcessGroupNCCL.Options()
+            nccl._timeout = timeout
+            return c10d.ProcessGroupNCCL(keys, context.rank, context.world_size, nccl)
+        gloo: Any = c10d.ProcessGroupGloo  # torch's stubs lack its options
+        options = gloo._Options()
+        options._timeout = timeout
+        options._devices = [gloo.create_device(hostname=_own_address(context.rendezvous))]
+        return gloo(keys, context.rank, context.world_size, options)
+    except (RuntimeError, OSError) as error:
         raise InfraError(
             f"{context.name} rank {context.rank} of {context.world_size} cannot meet the others at "
             f"'{context.rendezvous}' within {timeout_s} s: {error}"
         ) from error
+
+
+def _own_address(rendezvous: str) -> str:
+    """Return this host's address on the network of the rendezvous.
+
+    Left to itself, gloo looks its own host name up, which takes seconds where the resolver is slow and may give an
+    address that the other ranks cannot reach.
+    """
+    host, _, port = rendezvous.rpartition(":")
+    host = host.strip("[]")
+    family, kind, _, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -8,7 +8,7 @@ import torch
 from rl.algorithms.config import GRPOConfig, LossConfig
 from rl.algorithms.grpo import build_grpo
 from rl.cluster.config import ClusterConfig
-from rl.cluster.local import LocalCluster
+from rl.cluster.local import LocalCluster, LocalWorkerGroup
 from rl.core.batch import TrainBatch
 from rl.core.resources import RunResources
 from rl.trainer.config import OptimizerConfig, OptimizerKwargs, PolicySettings
@@ -59,3 +59,17 @@ async def weights_of(policy: WorkerPolicy, rank: int = 0) -> dict[str, torch.Ten
     """A copy of a worker's weights."""
     tensors = await policy.group.call(rank, PolicyWorker.named_tensors)
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def worker_of(policy: WorkerPolicy, rank: int = 0) -> PolicyWorker:
+    """The worker object itself, for a look inside."""
+    assert isinstance(policy.group, LocalWorkerGroup)
+    worker = policy.group._slots[rank].worker
+    assert isinstance(worker, PolicyWorker)
+    return worker
+
+
+def first_moments(policy: WorkerPolicy, rank: int = 0) -> dict[int, torch.Tensor]:
+    """Adam's first moments: after one step, a tenth of the clipped gradient."""
+    state = worker_of(policy, rank)._optimizer.state_dict()["adamw"]["state"]
+    return {key: value["exp_avg"] for key, value in state.items()}

@@ -161,6 +161,8 @@ class Controller:
             if self._state.step == 0 and self._grpo.val_at_start:
                 async with parts.pump.held():
                     await self._validate(0)
+            # What came before the first step is no part of its time.
+            parts.phases.drain()
             while self._state.step < last and not parts.stop.requested:
                 report = await parts.step(self._state.step + 1)
                 await self._after_step(report, last)

@@ -34,21 +34,21 @@ class RunReporter:
         self._rollouts = rollouts
 
     async def step(self, report: StepReport, extra: Mapping[str, float]) -> None:
-        """Record a step."""
+        """Record a step; what the console shows stands on disk."""
         metrics = {**report.metrics, **extra}
+        await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.advantages)
+        self._logger.log_step(report.step, metrics)
         seconds = report.metrics.get(f"timing/train/{TOTAL}", 0.0)
         if seconds > 0:
             self._console.tokens_per_second(report.metrics["train/total_num_tokens"] / seconds)
         self._console.step_line(report.step, metrics)
-        await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.advantages)
-        self._logger.log_step(report.step, metrics)
 
     async def validation(self, report: ValidationReport) -> None:
         """Record a validation."""
-        self._console.validation_line(report.step, report.metrics)
         await self._write_rollouts(f"validation_{report.step}.jsonl", report.groups, report.step, {})
         self._logger.log_validation(report.step, report.metrics)
         self._logger.log_step(report.step, {"timing/validation/total": report.seconds})
+        self._console.validation_line(report.step, report.metrics)
 
     def note(self, message: str) -> None:
         """Show a line."""

@@ -39,7 +39,12 @@ class House:
 
 
 def build(
-    lookahead: int, n: int, generator: FakeGenerator, clock: FakeClock, capacity: int | None = None, replacements: int = 1
+    lookahead: int,
+    n: int,
+    generator: FakeGenerator,
+    clock: FakeClock,
+    capacity: int | None = None,
+    replacements: int = 1,
 ) -> House:
     buffer = ReplayBuffer(InOrder(lookahead), n, capacity or n * (lookahead + 1), replacements)
     limits = RunnerLimits(1, 64, 50.0, 5.0)

@@ -109,36 +109,56 @@ def lookahead_needs_correction(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(keys, problem, f"set {keys[1]}=true, or {keys[0]}=0 for a synchronous run")
 
 
-def truncation_is_complete(config: MasterConfig) -> Iterator[Conflict]:
-    """Truncation bounds the weight of the correction: it needs the correction, a type, and an upper bound."""
-    loss, prefix = config.loss_fn, "loss_fn.truncated_importance_sampling"
-    type_key, ratio_key, min_key = f"{prefix}_type", f"{prefix}_ratio", f"{prefix}_ratio_min"
-    kind, upper = loss.truncated_importance_sampling_type, loss.truncated_importance_sampling_ratio
-    lower = loss.truncated_importance_sampling_ratio_min
-    if kind is not None and not loss.use_importance_sampling_correction:
-        key = "loss_fn.use_importance_sampling_correction"
-        yield Conflict(
-            (type_key, key), f"{type_key}={kind} truncates a weight that {key}=false leaves out", f"set {key}=true"
-        )
+_TRUNCATION = "loss_fn.truncated_importance_sampling"
+
+
+def truncation_needs_a_weight(config: MasterConfig) -> Iterator[Conflict]:
+    """Truncation bounds the weight of the importance-sampling correction."""
+    kind, key = config.loss_fn.truncated_importance_sampling_type, "loss_fn.use_importance_sampling_correction"
+    if kind is not None and not config.loss_fn.use_importance_sampling_correction:
+        problem = f"{_TRUNCATION}_type={kind} truncates a weight that {key}=false leaves out"
+        yield Conflict((f"{_TRUNCATION}_type", key), problem, f"set {key}=true")
+
+
+def truncation_has_a_bound(config: MasterConfig) -> Iterator[Conflict]:
+    """A truncation needs its upper bound."""
+    kind, upper = config.loss_fn.truncated_importance_sampling_type, config.loss_fn.truncated_importance_sampling_ratio
     if kind is not None and upper is None:
-        yield Conflict((type_key, ratio_key), f"{type_key}={kind} needs {ratio_key}, got null", f"set {ratio_key}=2.0")
-    for key, bound in ((ratio_key, upper), (min_key, lower)):
-        if bound is not None and kind is None:
-            yield Conflict((key, type_key), f"{key}={bound} has no effect: {type_key}=null", f"set {type_key}=tis")
+        keys = (f"{_TRUNCATION}_type", f"{_TRUNCATION}_ratio")
+        yield Conflict(keys, f"{keys[0]}={kind} needs {keys[1]}, got null", f"set {keys[1]}=2.0")
+
+
+def truncation_bounds_have_a_type(config: MasterConfig) -> Iterator[Conflict]:
+    """Without a truncation its bounds mean nothing."""
+    if config.loss_fn.truncated_importance_sampling_type is None:
+        names = ["truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min"]
+        key = f"{_TRUNCATION}_type"
+        yield from inert(config.loss_fn, "loss_fn", names, key, f"{key}=null truncates nothing; set {key}=tis")
+
+
+def truncation_bounds_are_ordered(config: MasterConfig) -> Iterator[Conflict]:
+    """The lower bound is not above the upper one."""
+    upper = config.loss_fn.truncated_importance_sampling_ratio
+    lower = config.loss_fn.truncated_importance_sampling_ratio_min
     if upper is not None and lower is not None and lower > upper:
-        yield Conflict((min_key, ratio_key), f"{min_key}={lower} is above {ratio_key}={upper}", "exchange them")
+        keys = (f"{_TRUNCATION}_ratio_min", f"{_TRUNCATION}_ratio")
+        yield Conflict(keys, f"{keys[0]}={lower} is above {keys[1]}={upper}", "exchange them")
 
 
 def decay_has_a_length(config: MasterConfig) -> Iterator[Conflict]:
-    """A decaying schedule needs its length; a constant one has none."""
-    scheduler, prefix = config.policy.scheduler, "policy.scheduler"
-    keys = (f"{prefix}.name", f"{prefix}.decay_steps")
-    if scheduler.name == "constant":
-        reason = f"{keys[0]}=constant does not decay"
-        yield from inert(scheduler, prefix, ["decay_steps", "min_factor"], keys[0], reason)
-    elif scheduler.decay_steps is None:
+    """A decaying schedule needs its length."""
+    scheduler, keys = config.policy.scheduler, ("policy.scheduler.name", "policy.scheduler.decay_steps")
+    if scheduler.name != "constant" and scheduler.decay_steps is None:
         fix = f"set {keys[1]}={max(1, config.grpo.max_num_steps - scheduler.warmup_steps)}"
         yield Conflict(keys, f"{keys[0]}={scheduler.name} needs {keys[1]}, got null", fix)
+
+
+def schedule_settings_have_an_effect(config: MasterConfig) -> Iterator[Conflict]:
+    """A constant rate does not decay, and no warm-up has no start."""
+    scheduler, prefix = config.policy.scheduler, "policy.scheduler"
+    if scheduler.name == "constant":
+        key = f"{prefix}.name"
+        yield from inert(scheduler, prefix, ["decay_steps", "min_factor"], key, f"{key}=constant does not decay")
     if scheduler.warmup_steps == 0:
         key = f"{prefix}.warmup_steps"
         yield from inert(scheduler, prefix, ["warmup_start_factor"], key, f"{key}=0")
@@ -176,8 +196,12 @@ POLICY_CHECKS: list[Check] = [
     on_policy_ratio_is_never_clipped,
     kl_settings_need_a_penalty,
     lookahead_needs_correction,
-    truncation_is_complete,
+    truncation_needs_a_weight,
+    truncation_has_a_bound,
+    truncation_bounds_have_a_type,
+    truncation_bounds_are_ordered,
     decay_has_a_length,
+    schedule_settings_have_an_effect,
     completion_fits_the_context,
     prompt_fits_the_context,
 ]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
-from rl.data.config import ReasoningGymDataset
-from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
+from rl.data.config import DatasetConfig, HfDataset, JsonlDataset, ReasoningGymDataset
+from rl.environments.config import EnvironmentConfig, FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
 from rl.rollout.sampler import build_sampler
 
@@ -103,32 +103,35 @@ def environment_exists(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(("data.env_name", "env"), problem, f"add env.{name}.kind, or change data.env_name")
 
 
-def environment_can_score(config: MasterConfig) -> Iterator[Conflict]:
-    """reasoning-gym prompts and scorer go together, and math needs an answer."""
+def _scored(config: MasterConfig) -> Iterator[tuple[str, DatasetConfig, EnvironmentConfig]]:
+    """Yield each dataset's key, the dataset, and the environment that scores it."""
     env = config.env.get(config.data.env_name)
+    for key, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        if env is not None and dataset is not None:
+            yield key, dataset, env
+
+
+def reasoning_gym_scores_its_own(config: MasterConfig) -> Iterator[Conflict]:
+    """reasoning-gym's prompts and scorer go together; a function of the user's may score anything."""
     env_key = f"env.{config.data.env_name}.kind"
-    for name, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        if env is None or dataset is None:
-            continue
-        pair = f"{name}.kind={dataset.kind} with {env_key}={env.kind}"
-        if isinstance(env, ReasoningGymEnvConfig) != isinstance(dataset, ReasoningGymDataset) and not isinstance(
-            env, FunctionEnvConfig
-        ):
-            fix = f"set {env_key}=reasoning_gym" if isinstance(dataset, ReasoningGymDataset) else f"set {env_key}=math"
-            yield Conflict(
-                (f"{name}.kind", env_key),
-                f"{pair}: only a reasoning_gym environment scores such prompts, and no others",
-                fix,
-            )
-        elif (
+    for key, dataset, env in _scored(config):
+        is_task, is_scorer = isinstance(dataset, ReasoningGymDataset), isinstance(env, ReasoningGymEnvConfig)
+        if is_task != is_scorer and not isinstance(env, FunctionEnvConfig):
+            problem = f"{key}.kind={dataset.kind} with {env_key}={env.kind}: reasoning_gym scores its own prompts only"
+            yield Conflict((f"{key}.kind", env_key), problem, f"set {env_key}={'reasoning_gym' if is_task else 'math'}")
+
+
+def math_has_answers(config: MasterConfig) -> Iterator[Conflict]:
+    """The math environment compares with a reference answer."""
+    for section, dataset, env in _scored(config):
+        if (
             isinstance(env, MathEnvConfig)
-            and "answer_key" in type(dataset).model_fields
-            and dict(dataset)["answer_key"] is None
+            and isinstance(dataset, JsonlDataset | HfDataset)
+            and dataset.answer_key is None
         ):
-            key = f"{name}.answer_key"
-            yield Conflict(
-                (key, env_key), f"{key}=null with {env_key}=math: there is no answer to compare with", f"set {key}"
-            )
+            key, env_key = f"{section}.answer_key", f"env.{config.data.env_name}.kind"
+            problem = f"{key}=null with {env_key}=math: there is no answer to compare with"
+            yield Conflict((key, env_key), problem, f"set {key}")
 
 
 def raw_prompts_have_no_template(config: MasterConfig) -> Iterator[Conflict]:
@@ -202,7 +205,8 @@ RUN_CHECKS: list[Check] = [
     metric_name_has_a_prefix,
     best_checkpoint_has_a_metric,
     environment_exists,
-    environment_can_score,
+    reasoning_gym_scores_its_own,
+    math_has_answers,
     raw_prompts_have_no_template,
     local_cluster_is_one_process,
     joined_cluster_has_its_own_store,

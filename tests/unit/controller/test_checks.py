@@ -50,23 +50,27 @@ CONFLICTS = [
         "needs loss_fn.use_importance_sampling_correction=true",
     ),
     (
-        "truncation_is_complete",
+        "truncation_needs_a_weight",
         ["loss_fn.truncated_importance_sampling_type=tis", "loss_fn.truncated_importance_sampling_ratio=2"],
         "use_importance_sampling_correction=false leaves out",
     ),
     (
-        "truncation_is_complete",
+        "truncation_has_a_bound",
         ["loss_fn.truncated_importance_sampling_type=tis", "loss_fn.use_importance_sampling_correction=true"],
         "needs loss_fn.truncated_importance_sampling_ratio",
     ),
     (
-        "truncation_is_complete",
+        "truncation_bounds_have_a_type",
         ["loss_fn.truncated_importance_sampling_ratio=2"],
         "truncated_importance_sampling_ratio=2.0 has no effect",
     ),
-    ("truncation_is_complete", ["loss_fn.truncated_importance_sampling_ratio_min=0.5"], "ratio_min=0.5 has no effect"),
     (
-        "truncation_is_complete",
+        "truncation_bounds_have_a_type",
+        ["loss_fn.truncated_importance_sampling_ratio_min=0.5"],
+        "ratio_min=0.5 has no effect",
+    ),
+    (
+        "truncation_bounds_are_ordered",
         [
             "loss_fn.truncated_importance_sampling_type=tis",
             "loss_fn.use_importance_sampling_correction=true",
@@ -80,8 +84,12 @@ CONFLICTS = [
         ["policy.scheduler.name=cosine", "policy.scheduler.warmup_steps=5"],
         "set policy.scheduler.decay_steps=15",
     ),
-    ("decay_has_a_length", ["policy.scheduler.decay_steps=5"], "decay_steps=5 has no effect"),
-    ("decay_has_a_length", ["policy.scheduler.warmup_start_factor=0.5"], "warmup_start_factor=0.5 has no effect"),
+    ("schedule_settings_have_an_effect", ["policy.scheduler.decay_steps=5"], "decay_steps=5 has no effect"),
+    (
+        "schedule_settings_have_an_effect",
+        ["policy.scheduler.warmup_start_factor=0.5"],
+        "warmup_start_factor=0.5 has no effect",
+    ),
     (
         "completion_fits_the_context",
         ["policy.generation.max_new_tokens=64"],
@@ -120,13 +128,13 @@ CONFLICTS = [
     ("best_checkpoint_has_a_metric", NO_VALIDATION, "needs validation, but grpo.val_period=0"),
     ("environment_exists", ["data.env_name=maths"], "data.env_name=maths is not among the environments of env: math"),
     (
-        "environment_can_score",
+        "reasoning_gym_scores_its_own",
         [f"data.train={REASONING_GYM}", f"data.validation={REASONING_GYM}"],
         "set env.math.kind=reasoning_gym",
     ),
-    ("environment_can_score", ["env.math={_override_: true, kind: reasoning_gym}"], "set env.math.kind=math"),
+    ("reasoning_gym_scores_its_own", ["env.math={_override_: true, kind: reasoning_gym}"], "set env.math.kind=math"),
     (
-        "environment_can_score",
+        "math_has_answers",
         ["data.train={_override_: true, kind: jsonl, path: x, answer_key: null}"],
         "there is no answer to compare with",
     ),

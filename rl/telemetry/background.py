@@ -46,7 +46,7 @@ class BackgroundSink:
         """Give the sink `timeout_s` seconds to write what waits; a sink that hangs is left behind."""
         if not self._failed.is_set():
             self._put(None)
-            self._thread.join(timeout_s)
+        self._thread.join(timeout_s)
         if self._thread.is_alive() and not self._failed.is_set():
             self._tell(f"did not finish within {timeout_s:g} s; what it had not written is only in metrics.jsonl")
 

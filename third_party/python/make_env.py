@@ -128,12 +128,12 @@ def find_uv() -> Path:
 
 def wheel_sources(flavor: dict[str, str]) -> list[str]:
     """Return uv's options that say where torch's wheel of this flavour is to be found besides PyPI."""
+    if not flavor["torch_index"]:
+        return []  # PyPI's own build: a folder that holds the CPU build must not get in its way
     find_links = os.environ.get("PIP_FIND_LINKS", "").split()
     if find_links:
         return [option for place in find_links for option in ("--find-links", place)]
-    if flavor["torch_index"]:
-        return ["--extra-index-url", flavor["torch_index"], "--index-strategy", "unsafe-best-match"]
-    return []
+    return ["--extra-index-url", flavor["torch_index"], "--index-strategy", "unsafe-best-match"]
 
 
 def build(flavor: dict[str, str]) -> Path:

@@ -86,9 +86,7 @@ class LocalSlot(Generic[W]):
 class LocalWorkerGroup(CalledGroup[W]):
     """A WorkerGroup whose workers are objects in this process."""
 
-    def __init__(
-        self, request: WorkerRequest, build: Callable[[WorkerContext], W], start_timeout_s: float
-    ) -> None:
+    def __init__(self, request: WorkerRequest, build: Callable[[WorkerContext], W], start_timeout_s: float) -> None:
         super().__init__(request)
         self._build = build
         self._start_timeout_s = start_timeout_s
@@ -196,9 +194,9 @@ class LocalCluster:
             )
             for rank in range(request.num_workers)
         ]
-        group = LocalWorkerGroup[W](
-            request, lambda context: worker_class(context, *args, **kwargs), self._config.start_timeout_s
-        )
+        # Loading a model may take far longer than a call of a small worker: the longer deadline holds, as over Ray.
+        deadline_s = max(self._config.start_timeout_s, request.call_timeout_s)
+        group = LocalWorkerGroup[W](request, lambda context: worker_class(context, *args, **kwargs), deadline_s)
         try:
             await group.start(contexts)
         except BaseException:

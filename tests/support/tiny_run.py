@@ -25,6 +25,7 @@ from rl.controller.report import RunReport
 from rl.controller.run import run_training
 from tests.support.tiny_model import make_tiny_model
 
+DEADLINE_S = 240
 _TIMING = ("time_s", "timing/", "performance/", "refit/seconds")
 
 
@@ -60,6 +61,23 @@ class TinyRun:
     def status(self, name: str = "exp_001") -> str:
         """The state of a run."""
         return str(json.loads((self.log_dir / name / "status.json").read_text())["state"])
+
+
+def read_until(process: "subprocess.Popen[str]", text: str) -> None:
+    """Read the output until a line holds `text`."""
+    assert process.stdout is not None
+    seen = []
+    for line in process.stdout:
+        seen.append(line)
+        if text in line:
+            return
+    raise AssertionError(f"the run ended without '{text}':\n{''.join(seen)}")
+
+
+def finish(process: "subprocess.Popen[str]") -> tuple[int, str]:
+    """Wait for the end; exit status and the rest of the output."""
+    output, _ = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, output
 
 
 def assert_same_training(left: Path, right: Path) -> None:

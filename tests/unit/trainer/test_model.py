@@ -6,11 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError
-from rl.trainer.forward_backward import ForwardSettings, compute_logprobs, pad_right
 from rl.trainer.model import CausalModel
-from tests.support.rollouts import random_groups
 
 
 def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalModel:
@@ -25,34 +22,6 @@ def test_logits_at_marked_positions_equal_a_plain_forward(tiny_model: Path) -> N
     assert got.shape == (4, 260)
     assert torch.allclose(got[:2], plain(tokens[:1]).logits[0, 2:4], atol=1e-6)
     assert torch.allclose(got[2:], plain(tokens[1:, :3]).logits[0, :2], atol=1e-6)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("micro_batch_size", [1, 3, 16])
-def test_logprobs_equal_those_of_each_sequence_alone(
-    tiny_model: Path, temperature: float, micro_batch_size: int
-) -> None:
-    batch = TrainBatch.from_groups(random_groups(5))
-    settings = ForwardSettings(temperature, "torch", micro_batch_size)
-    got = compute_logprobs(load(tiny_model), batch, settings)
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
-    for sequence in range(batch.num_sequences):
-        start, end = batch.offsets[sequence : sequence + 2].tolist()
-        tokens = batch.tokens[start:end]
-        scores = (plain(tokens[None]).logits[0, :-1] / temperature).log_softmax(-1)
-        expected = scores.gather(1, tokens[1:, None]).squeeze(1) * batch.loss_mask[start + 1 : end]
-        assert torch.allclose(got[start + 1 : end], expected, atol=1e-5)
-        assert got[start] == 0
-
-
-def test_right_padding_keeps_every_token_at_its_place() -> None:
-    batch = TrainBatch.from_groups(random_groups(2, num_groups=2, group_size=2))
-    padded = pad_right(batch, batch.tokens + 1)
-    assert padded.shape == (4, int(batch.lengths.max()))
-    for row, length in enumerate(batch.lengths.tolist()):
-        start = int(batch.offsets[row])
-        assert padded[row, :length].tolist() == (batch.tokens[start : start + length] + 1).tolist()
-        assert padded[row, length:].sum() == 0
 
 
 def test_tied_weights_appear_once_and_untied_ones_twice(tiny_model: Path, untied_model: Path) -> None:

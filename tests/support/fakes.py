@@ -6,10 +6,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from rl.algorithms.algorithm import LossFunction, LossSums, Need
+from rl.controller.step import StepReport
+from rl.controller.validation import ValidationReport
+from rl.core.batch import TrainBatch
 from rl.core.clock import Clock
+from rl.core.errors import WeightSyncError
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
 from rl.environments.base import StepResult
 from rl.generation.generator import PauseMode, SamplingParams
+from rl.trainer.policy import TrainResult
+from rl.weights.sync import SyncReport
 
 
 def make_prompt(index: int, environment: str = "echo", tokens: int = 3) -> Prompt:
@@ -130,6 +139,7 @@ class FakePromptSource:
 
     position: int = 0
     environment: str = "echo"
+    num_skipped: int = 0
 
     def next(self) -> Prompt:
         self.position += 1
@@ -155,3 +165,99 @@ class SavedText:
 
     async def restore(self, folder: Path) -> None:
         self.restored.append((folder / "text.txt").read_text())
+
+
+class FakePolicy:
+    """A policy whose weights are its version; training takes virtual time."""
+
+    def __init__(self, clock: Clock, seconds: float = 1.0) -> None:
+        self.version = 0
+        self.batches: list[TrainBatch] = []
+        self.scored: list[str] = []
+        self.fail: Exception | None = None
+        self._clock = clock
+        self._seconds = seconds
+
+    async def train(self, batch: TrainBatch, loss: LossFunction) -> TrainResult:
+        await self._clock.sleep(self._seconds)
+        if self.fail is not None:
+            raise self.fail
+        self.batches.append(batch)
+        self.version += 1
+        return TrainResult(self.version, {"loss": 0.5})
+
+    async def logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        self.scored.append("policy")
+        return torch.zeros(batch.num_tokens)
+
+    async def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
+        self.scored.append("reference")
+        return torch.zeros(batch.num_tokens)
+
+    def weight_sender(self) -> Any:
+        return None
+
+    async def save(self, folder: Path, with_optimizer: bool) -> None:
+        (folder / "version.txt").write_text(str(self.version))
+
+    async def restore(self, folder: Path) -> None:
+        self.version = int((folder / "version.txt").read_text())
+
+    async def export(self, folder: Path) -> None:
+        folder.mkdir()
+
+    async def close(self) -> None:
+        pass
+
+
+class FakeWeightSync:
+    """Sets the generator's version, or fails as told."""
+
+    def __init__(self, generator: FakeGenerator) -> None:
+        self.published: list[int] = []
+        self.fail_at: int | None = None
+        self._generator = generator
+
+    async def publish(self, version: int) -> SyncReport:
+        await self._generator.pause("drain")
+        if version == self.fail_at:
+            raise WeightSyncError(f"refit of version {version} failed")
+        self._generator.version = version
+        self.published.append(version)
+        await self._generator.resume()
+        return SyncReport(version, 0.5, 2**20, 3, "ab", 1)
+
+
+class FakeAlgorithm:
+    """Reward as advantage; needs what it is told."""
+
+    def __init__(self, needs: frozenset[Need] = frozenset()) -> None:
+        self.needs = needs
+        self.losses: dict[str, LossFunction] = {"policy": _no_loss}
+
+    def advantages(self, batch: TrainBatch) -> dict[str, torch.Tensor]:
+        return {"advantages": torch.nan_to_num(batch.rewards)[batch.sequence_ids]}
+
+
+def _no_loss(logprobs: torch.Tensor, entropy: torch.Tensor, batch: TrainBatch) -> LossSums:
+    raise AssertionError("a fake policy computes no loss")
+
+
+class FakeReporter:
+    """Remembers what it was told, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        self.metrics: dict[int, dict[str, float]] = {}
+        self.on_step: Callable[[int], None] = lambda _: None
+
+    async def step(self, report: StepReport, extra: dict[str, float]) -> None:
+        self.events.append(f"step {report.step}")
+        self.metrics[report.step] = {**report.metrics, **extra}
+        self.on_step(report.step)
+
+    async def validation(self, report: ValidationReport) -> None:
+        self.events.append(f"validation {report.step}")
+
+    def note(self, message: str) -> None:
+        self.events.append(message)

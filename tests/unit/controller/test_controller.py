@@ -1,0 +1,259 @@
+"""Tests of rl.controller.controller and rl.controller.step: the whole loop with fakes, in virtual time."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rl.algorithms.algorithm import Need
+from rl.algorithms.config import GRPOConfig
+from rl.controller.activity import Activity
+from rl.controller.checkpoint import Checkpointer
+from rl.controller.checkpoint_config import CheckpointingConfig
+from rl.controller.controller import Controller, ControllerParts, Outcome, root_cause
+from rl.controller.phases import Phases
+from rl.controller.pump import RolloutPump
+from rl.controller.residency import Dedicated
+from rl.controller.step import StepParts, TrainStep
+from rl.controller.stop import StopSignal
+from rl.controller.validation import Validator
+from rl.core.errors import ConfigError, FatalError, StallError, WeightSyncError
+from rl.core.types import RolloutStatus
+from rl.generation.generator import SamplingParams
+from rl.rollout.buffer import ReplayBuffer
+from rl.rollout.config import RolloutFailureConfig, StallWatchdogConfig
+from rl.rollout.manager import RolloutManager
+from rl.rollout.runner import GroupRunner, RunnerLimits
+from rl.rollout.sampler import InOrder
+from tests.support.clock import FakeClock
+from tests.support.fakes import (
+    EchoEnvironment,
+    FakeAlgorithm,
+    FakeGenerator,
+    FakePolicy,
+    FakePromptSource,
+    FakeReporter,
+    FakeWeightSync,
+    make_prompt,
+)
+
+SAMPLING = SamplingParams(1.0, 1.0, None, 8, (2,), (), 0)
+
+
+@dataclass
+class World:
+    """A controller and the fakes around it."""
+
+    clock: FakeClock
+    controller: Controller
+    generator: FakeGenerator
+    policy: FakePolicy
+    sync: FakeWeightSync
+    source: FakePromptSource
+    reporter: FakeReporter
+    stop: StopSignal
+    checkpointer: Checkpointer
+
+    async def run(self) -> Outcome:
+        return await self.clock.run(self.controller.run())
+
+
+def build(
+    folder: Path,
+    lookahead: int = 0,
+    generator: FakeGenerator | None = None,
+    clock: FakeClock | None = None,
+    environment: EchoEnvironment | None = None,
+    needs: frozenset[Need] = frozenset(),
+    **grpo: Any,
+) -> World:
+    clock = clock or FakeClock()
+    generator = generator or FakeGenerator(clock, latency=lambda _: 1.0)
+    policy, sync, source = FakePolicy(clock), FakeWeightSync(generator), FakePromptSource()
+    reporter, stop, phases = FakeReporter(), StopSignal(), Phases(clock, lambda _: None)
+    buffer = ReplayBuffer(InOrder(lookahead), 2, 2 * (lookahead + 1), 1)
+    envs = {"echo": environment or EchoEnvironment()}
+    runner = GroupRunner(generator, envs, SAMPLING, lambda _: (), RunnerLimits(1, 64, 1e6, 5.0), clock)
+
+    def manager(name: str) -> RolloutManager:
+        return RolloutManager(runner, RolloutFailureConfig(), 8, 1, name, clock)
+
+    training = manager("train")
+    generating, models = Activity(clock), {"policy": policy}
+    pump = RolloutPump(buffer, source, training, 3, generating)
+    sync_ = cast(Any, sync)
+    step_parts = StepParts(buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, generating, Activity(clock))
+    checkpointing = CheckpointingConfig(save_period=2, metric_name=None)
+    checkpointer = Checkpointer(folder, checkpointing, "")
+    parts = ControllerParts(
+        policy=policy,
+        weight_sync=sync_,
+        prompts=cast(Any, source),
+        buffer=buffer,
+        manager=training,
+        pump=pump,
+        step=TrainStep(step_parts, phases, stop),
+        validator=Validator([make_prompt(90), make_prompt(91)], 1, manager, clock),
+        checkpointer=checkpointer,
+        phases=phases,
+        stop=stop,
+        reporter=reporter,
+        call_timeout_s=5000.0,
+    )
+    config = GRPOConfig.model_validate({"max_num_steps": 4, "val_period": 0, **grpo})
+    watchdog = StallWatchdogConfig(interval_s=10.0, stall_timeout_s=100.0)
+    controller = Controller(parts, config, checkpointing, watchdog, clock)
+    return World(clock, controller, generator, policy, sync, source, reporter, stop, checkpointer)
+
+
+async def test_every_step_trains_publishes_and_is_logged_before_it_is_saved(tmp_path: Path) -> None:
+    world = build(tmp_path)
+    assert await world.run() == Outcome(4, finished=True)
+    assert world.sync.published == [0, 1, 2, 3, 4]
+    assert world.reporter.events == ["step 1", "step 2", "step 3", "step 4"]
+    assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir())] == ["step_2", "step_4"]
+    assert [sorted(set(batch.group_ids.tolist())) for batch in world.policy.batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    metrics = world.reporter.metrics[2]
+    assert metrics["train/loss"] == 0.5
+    assert metrics["train/reward"] == 1.0
+    assert metrics["train/staleness_max"] == 0.0
+    assert metrics["timing/train/policy_training"] == 1.0
+    assert metrics["timing/train/exposed_generation"] == 1.0
+    assert metrics["performance/overlap_s"] == 0.0
+    assert metrics["refit/mib"] == 1.0
+
+
+async def test_a_lookahead_overlaps_generation_with_training(tmp_path: Path) -> None:
+    world = build(tmp_path, lookahead=1)
+    await world.run()
+    lag = [world.reporter.metrics[step]["train/staleness_max"] for step in (1, 2, 3, 4)]
+    assert lag == [0.0, 1.0, 1.0, 1.0]
+    assert sum(world.reporter.metrics[step]["performance/overlap_s"] for step in (1, 2, 3, 4)) > 0.0
+
+
+async def test_only_the_needed_logprobs_are_computed(tmp_path: Path) -> None:
+    plain = build(tmp_path / "plain", max_num_steps=1)
+    await plain.run()
+    assert plain.policy.scored == []
+    both = build(tmp_path / "both", max_num_steps=1, needs=frozenset({Need.PREV, Need.REFERENCE}))
+    await both.run()
+    assert both.policy.scored == ["policy", "reference"]
+    assert both.policy.batches[0].prev_logprobs is not None
+
+
+async def test_validation_runs_at_the_start_each_period_and_the_end(tmp_path: Path) -> None:
+    world = build(tmp_path, val_at_start=True, val_period=3, val_at_end=True)
+    await world.run()
+    assert world.reporter.events == [
+        "validation 0", "step 1", "step 2", "step 3", "validation 3", "step 4", "validation 4",
+    ]  # fmt: skip
+
+
+async def test_no_training_group_starts_while_a_synchronous_run_validates(tmp_path: Path) -> None:
+    world = build(tmp_path, val_at_start=True, val_period=1, max_num_steps=2)
+    await world.run()
+    order = [request.request_id.split("-")[0] for request in world.generator.requests]
+    assert order == ["val0"] * 2 + ["train"] * 6 + ["val1"] * 2 + ["train"] * 6 + ["val2"] * 2
+
+
+async def test_a_resumed_run_goes_on_with_the_next_prompt_and_the_same_seeds(tmp_path: Path) -> None:
+    straight = build(tmp_path / "straight", lookahead=1)
+    await straight.run()
+    first = build(tmp_path / "resumed", lookahead=1, max_num_steps=2)
+    await first.run()
+    second = build(tmp_path / "resumed", lookahead=1)
+    checkpoint = second.checkpointer.latest()
+    assert checkpoint is not None
+    await second.controller.restore(checkpoint)
+    assert await second.run() == Outcome(4, finished=True)
+    assert second.reporter.events == ["step 3", "step 4"]
+    assert second.sync.published[0] == 2
+    expected = {r.request_id: r.params.seed for r in straight.generator.requests}
+    resumed = {r.request_id: r.params.seed for r in first.generator.requests + second.generator.requests}
+    assert resumed == expected
+    assert second.source.position == straight.source.position
+
+
+async def test_a_stop_between_steps_saves_what_is_done(tmp_path: Path) -> None:
+    world = build(tmp_path)
+    world.reporter.on_step = lambda step: world.stop.request() if step == 3 else None
+    assert await world.run() == Outcome(3, finished=False)
+    assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir())] == ["step_2", "step_3"]
+
+
+async def test_a_stop_during_generation_does_not_wait_for_it(tmp_path: Path) -> None:
+    clock = FakeClock()
+    world = build(tmp_path, clock=clock, generator=FakeGenerator(clock, latency=lambda _: 1e5))
+
+    async def stop_soon() -> None:
+        await clock.sleep(50.0)
+        world.stop.request()
+
+    stopper = asyncio.ensure_future(stop_soon())
+    assert await world.run() == Outcome(0, finished=False)
+    await stopper
+    assert clock.now() == 50.0
+
+
+async def test_the_first_cause_of_a_failure_is_what_the_run_raises(tmp_path: Path) -> None:
+    training = build(tmp_path / "a")
+    training.policy.fail = ValueError("loss is not a number")
+    with pytest.raises(ValueError, match="loss is not a number"):
+        await training.run()
+    refit = build(tmp_path / "b")
+    refit.sync.fail_at = 2
+    with pytest.raises(WeightSyncError, match="version 2"):
+        await refit.run()
+    assert refit.controller.step == 1
+    clock = FakeClock()
+    broken = FakeGenerator(clock, failure=lambda _: FatalError("no engine left"))
+    with pytest.raises(FatalError, match="no engine left"):
+        await build(tmp_path / "c", clock=clock, generator=broken).run()
+
+
+async def test_a_generator_that_never_answers_ends_as_a_stall_that_names_the_wait(tmp_path: Path) -> None:
+    clock = FakeClock()
+    world = build(tmp_path, clock=clock, generator=FakeGenerator(clock, latency=lambda _: 1e5))
+    with pytest.raises(StallError, match=r"exposed_generation in step 1 \(2 groups in flight, 0 ready"):
+        await world.run()
+    assert clock.now() == 110.0
+
+
+async def test_a_long_training_phase_is_no_stall(tmp_path: Path) -> None:
+    clock = FakeClock()
+    world = build(tmp_path, clock=clock, max_num_steps=1)
+    world.policy._seconds = 1000.0
+    assert (await world.run()).finished
+
+
+async def test_a_step_without_a_valid_reward_is_logged_and_the_run_goes_on(tmp_path: Path) -> None:
+    environment = EchoEnvironment(status=lambda _: RolloutStatus.REWARD_ERROR)
+    world = build(tmp_path, environment=environment, max_num_steps=2)
+    assert (await world.run()).finished
+    assert world.reporter.metrics[1]["train/num_reward_errors"] == 6.0
+    assert "train/reward" not in world.reporter.metrics[1]
+
+
+async def test_a_training_that_skips_a_version_is_fatal(tmp_path: Path) -> None:
+    world = build(tmp_path)
+    world.policy.version = 5
+    with pytest.raises(FatalError, match="made version 6 out of 0"):
+        await world.run()
+
+
+async def test_a_checkpoint_that_disagrees_with_itself_is_refused(tmp_path: Path) -> None:
+    world = build(tmp_path, max_num_steps=2)
+    await world.run()
+    (tmp_path / "step_2" / "policy" / "version.txt").write_text("7")
+    checkpoint = world.checkpointer.latest()
+    assert checkpoint is not None
+    with pytest.raises(FatalError, match="policy version 7"):
+        await build(tmp_path).controller.restore(checkpoint)
+
+
+def test_the_root_cause_is_the_first_fatal_error_else_the_first() -> None:
+    inner = ExceptionGroup("inner", [ValueError("a"), ConfigError("b")])
+    assert str(root_cause(ExceptionGroup("outer", [OSError("c"), inner]))) == "b"
+    assert str(root_cause(ExceptionGroup("outer", [OSError("c"), ValueError("a")]))) == "c"

@@ -67,7 +67,7 @@ class RolloutPump:
                 ticket = await self._buffer.reserve()
                 await self._open.wait()
                 if ticket.replacement == 0:
-                    self._positions[ticket.seq] = self._prompts.state_dict()
+                    self._remember(ticket)
                 groups.create_task(self._run_group(self._prompts.next(), ticket), name=f"group {ticket.seq}")
 
     @asynccontextmanager
@@ -81,9 +81,13 @@ class RolloutPump:
 
     def resume_position(self) -> dict[str, Any]:
         """The prompt source's position at the first group that no step has trained: where a restart begins."""
+        return self._positions.get(self._buffer.first_untrained_seq()) or self._prompts.state_dict()
+
+    def _remember(self, ticket: Ticket) -> None:
+        """Note where the source stands before the ticket's prompt, for the groups from which a restart can begin."""
         first = self._buffer.first_untrained_seq()
         self._positions = {seq: position for seq, position in self._positions.items() if seq >= first}
-        return self._positions.get(first) or self._prompts.state_dict()
+        self._positions[ticket.seq] = self._prompts.state_dict()
 
     async def _run_group(self, prompt: Prompt, ticket: Ticket) -> None:
         with self._activity.span():

@@ -80,13 +80,13 @@ def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) ->
         (folder.path / "config.yaml").write_text(to_yaml(config, tree), encoding="utf-8")
         console = Console(config.logger.console, config.grpo.max_num_steps, folder.path / "run.log", clock)
         stack.callback(console.close)
-        resumed_after = checkpoint.step if checkpoint is not None else 0
+        done = 0 if checkpoint is None else checkpoint.step
         settings = config.model_dump(mode="json")
-        logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=resumed_after)
+        logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=None if folder.is_new else done)
         stack.callback(logger.close)
         resources = stack.enter_context(RunResources.create())
         session = _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
-        console.resumed_at(resumed_after)
+        console.resumed_at(done)
         for note in [*notes, f"run folder {folder.path}", *_checkpoint_note(checkpoint)]:
             console.note(note)
         return _run(session)

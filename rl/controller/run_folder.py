@@ -44,12 +44,14 @@ class RunFolder:
 
     Attributes:
         path: The folder.
+        is_new: Whether it was made for this run.
         checkpoint: The checkpoint folder that the user asked to go on from; None = the latest.
     """
 
-    def __init__(self, path: Path, lock: int, checkpoint: Path | None = None) -> None:
+    def __init__(self, path: Path, lock: int) -> None:
         self.path = path
-        self.checkpoint = checkpoint
+        self.is_new = False
+        self.checkpoint: Path | None = None
         self._lock = lock
 
     @property
@@ -89,6 +91,7 @@ def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say) -> R
         if found is not None:
             return found
     folder = _allocate(log_dir)
+    folder.is_new = True
     folder.write_status(RunState.UNFINISHED, fingerprint)
     return folder
 
@@ -122,8 +125,8 @@ def _open_given(given: Path, fingerprint: str, say: Say) -> RunFolder:
         )
     if status.fingerprint != fingerprint:
         raise ConfigError(
-            f"--resume {path}: that run has another semantic configuration; compare its config.yaml with yours, or start "
-            "a new run with --resume never"
+            f"--resume {path}: that run has another semantic configuration; compare its config.yaml with yours, or "
+            "start a new run with --resume never"
         )
     folder = _take(path)
     if folder is None:

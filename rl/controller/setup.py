@@ -267,7 +267,7 @@ async def build_generator(
         max_model_len=config.policy.max_total_sequence_length,
         seed=config.grpo.seed,
         num_threads=threads.generation,
-        gpus_per_replica=min(config.cluster.gpus_per_node, 1),
+        gpus_per_replica=section.ranks_per_replica if config.cluster.gpus_per_node > 0 else 0,
         trust_remote_code=config.policy.trust_remote_code,
         run_tag=context.resources.tag,
         call_timeout_s=config.cluster.call_timeout_s,

@@ -24,6 +24,11 @@ class GenerationBase(ConfigModel):
     num_replicas: int = operational(1, ge=1, description="Engines.")
     refit_cfg: RefitConfig = RefitConfig()
 
+    @property
+    def ranks_per_replica(self) -> int:
+        """Devices of one engine."""
+        return 1
+
 
 class VllmGenerationConfig(GenerationBase):
     """vLLM in its own worker process."""
@@ -31,6 +36,11 @@ class VllmGenerationConfig(GenerationBase):
     backend: Literal["vllm"] = "vllm"
     vllm_cfg: VllmEngineConfig = VllmEngineConfig()
     builder: ClassVar[str] = "rl.generation.vllm.generator:build"
+
+    @property
+    def ranks_per_replica(self) -> int:
+        """Devices of one engine: its tensor-parallel ranks."""
+        return self.vllm_cfg.tensor_parallel_size
 
 
 class HfGenerationConfig(GenerationBase):

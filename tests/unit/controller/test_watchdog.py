@@ -58,6 +58,6 @@ async def test_warn_says_it_once_and_goes_on(caplog: pytest.LogCaptureFixture) -
     clock = FakeClock()
     with caplog.at_level(logging.WARNING):
         await watch(clock, Watchdog(make("warn"), lambda: Progress((1,), "the moon", None), clock), 1000.0)
-    assert [record.message for record in caplog.records if "the moon" in record.message] == [
-        "nothing has moved for 70 s while waiting for the moon; going on, because async_rl.stall_watchdog.stall_action=warn"
-    ]
+    said = [record.message for record in caplog.records if "the moon" in record.message]
+    assert len(said) == 1
+    assert said[0].startswith("nothing has moved for 70 s while waiting for the moon; going on")

@@ -5,6 +5,8 @@ It reads no setting of its own and knows no Ray.
 
 import os
 import re
+import sys
+import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +41,18 @@ def is_inherited(name: str) -> bool:
     if name in NEEDED_SECRETS:
         return True
     return (name in ALLOWED_NAMES or name.startswith(ALLOWED_PREFIXES)) and SECRET.search(name) is None
+
+
+def import_variables() -> dict[str, str]:
+    """Let workers import what the driver can: its own import path, without what the interpreter adds by itself.
+
+    Ray passes on a part of the path only; a Bazel runfiles tree or a path that the driver changed would be missing.
+    """
+    own = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    archive = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
+    entries = dict.fromkeys(Path(entry).absolute() for entry in sys.path if not entry.endswith(archive))
+    foreign = [str(entry) for entry in entries if not any(entry.resolve().is_relative_to(folder) for folder in own)]
+    return {"PYTHONPATH": os.pathsep.join(foreign)} if foreign else {}
 
 
 def thread_variables(num_threads: int) -> dict[str, str]:

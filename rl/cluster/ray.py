@@ -23,7 +23,13 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rl.cluster.calls import CalledGroup, all_or_first_error
 from rl.cluster.config import ClusterConfig
 from rl.cluster.devices import count_gpus
-from rl.cluster.environment import exchanged_environment, quiet_variables, thread_variables, worker_environment
+from rl.cluster.environment import (
+    exchanged_environment,
+    import_variables,
+    quiet_variables,
+    thread_variables,
+    worker_environment,
+)
 from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, last_lines
 from rl.cluster.worker_group import WorkerContext, WorkerGroup, WorkerRequest
 from rl.core.errors import ConfigError, InfraError, RLError
@@ -305,7 +311,8 @@ class RayVirtualCluster:
         self._ray_thread.shutdown(wait=False)
 
     def _worker_variables(self, request: WorkerRequest) -> dict[str, str]:
-        return self._run.environment() | quiet_variables(os.environ) | thread_variables(request.num_threads)
+        threads = thread_variables(request.num_threads)
+        return self._run.environment() | quiet_variables(os.environ) | import_variables() | threads
 
     async def _place(self, request: WorkerRequest) -> PlacementGroup | None:
         """Reserve the GPUs of a group: one bundle for each worker, neighbours together."""

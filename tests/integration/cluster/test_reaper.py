@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from rl.core.reaper import has_tag, is_alive, read_process
+from tests.support import ray_driver
 
 GONE_DEADLINE_S = 10.0
 
@@ -22,7 +23,7 @@ class Driver:
     def __init__(self):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.ray_driver"],
+            [sys.executable, "-m", ray_driver.__name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -1,8 +1,16 @@
 """What workers inherit of the driver's environment."""
 
 import os
+import sys
+import sysconfig
 
-from rl.cluster.environment import exchanged_environment, quiet_variables, thread_variables, worker_environment
+from rl.cluster.environment import (
+    exchanged_environment,
+    import_variables,
+    quiet_variables,
+    thread_variables,
+    worker_environment,
+)
 
 
 def test_secrets_and_strangers_are_not_inherited():
@@ -38,6 +46,14 @@ def test_the_environment_is_exchanged_and_put_back(monkeypatch):
     with exchanged_environment({"PATH": "/nowhere", "NEW": "1"}):
         assert dict(os.environ) == {"PATH": "/nowhere", "NEW": "1"}
     assert dict(os.environ) == before
+
+
+def test_workers_import_from_where_the_driver_does_but_keep_their_own_interpreter(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    entries = import_variables()["PYTHONPATH"].split(os.pathsep)
+    assert entries[0] == str(tmp_path)
+    assert not [entry for entry in entries if entry.endswith("site-packages") or entry.endswith("lib-dynload")]
+    assert sysconfig.get_path("stdlib") not in entries
 
 
 def test_thread_counts_are_explicit_and_statistics_off_unless_asked_for():

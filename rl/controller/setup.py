@@ -5,7 +5,7 @@ also when a later part fails. It runs nothing.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
 from rl.controller.residency import Dedicated
+from rl.controller.rollout_factory import RolloutFactory
 from rl.controller.step import StepParts, TrainStep
 from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
@@ -31,7 +32,7 @@ from rl.core.clock import Clock
 from rl.core.errors import ConfigError
 from rl.core.imports import import_object
 from rl.core.resources import RunResources, ThreadPlan, thread_plan
-from rl.core.types import Message, Prompt
+from rl.core.types import Prompt
 from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
 from rl.data.datasets import load_rows
@@ -39,10 +40,8 @@ from rl.data.pretrained import resolve_model
 from rl.data.prompts import PromptSettings, PromptSource
 from rl.environments.base import Environment
 from rl.environments.registry import build_environments
-from rl.generation.generator import Generator, GeneratorRequest, SamplingParams
+from rl.generation.generator import Generator, GeneratorRequest
 from rl.rollout.buffer import ReplayBuffer
-from rl.rollout.manager import RolloutManager
-from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.sampler import build_sampler
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.sync import WeightSync
@@ -306,7 +305,7 @@ def build_algorithm(config: MasterConfig) -> Algorithm:
 
 
 def build_validator(
-    config: MasterConfig, rollouts: "RolloutFactory", prompts: list[Prompt], clock: Clock
+    config: MasterConfig, rollouts: RolloutFactory, prompts: list[Prompt], clock: Clock
 ) -> Validator | None:
     """Validation over the held-out prompts, where there are any."""
     grpo = config.grpo
@@ -323,66 +322,3 @@ def build_validator(
 def sequences_per_step(config: MasterConfig) -> int:
     """Rollouts of a whole step."""
     return config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt
-
-
-class RolloutFactory:
-    """Makes rollout managers that share engines and environments but not their sampling settings."""
-
-    def __init__(
-        self,
-        config: MasterConfig,
-        generator: Generator,
-        environments: dict[str, Environment],
-        tokenizer: PromptTokenizer,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._generator = generator
-        self._environments = environments
-        self._tokenizer = tokenizer
-        self._clock = clock
-
-    def training_sampling(self) -> SamplingParams:
-        """As `policy.generation` says."""
-        section = self._config.policy.generation
-        stop = self._tokenizer.stop_token_ids if section.stop_token_ids is None else tuple(section.stop_token_ids)
-        return SamplingParams(
-            temperature=section.temperature,
-            top_p=section.top_p,
-            top_k=section.top_k,
-            max_new_tokens=section.max_new_tokens,
-            stop_token_ids=stop,
-            stop_strings=tuple(section.stop_strings),
-            seed=self._config.grpo.seed,
-        )
-
-    def validation_sampling(self) -> SamplingParams:
-        """As the grpo.val_* keys say; the ends of a completion are those of training."""
-        grpo, training = self._config.grpo, self.training_sampling()
-        return SamplingParams(
-            temperature=grpo.val_temperature,
-            top_p=grpo.val_top_p,
-            top_k=grpo.val_top_k,
-            max_new_tokens=training.max_new_tokens if grpo.val_max_new_tokens is None else grpo.val_max_new_tokens,
-            stop_token_ids=training.stop_token_ids,
-            stop_strings=training.stop_strings,
-            seed=training.seed,
-        )
-
-    def manager(self, name: str, sampling: SamplingParams) -> RolloutManager:
-        """A manager whose request ids start with `name`."""
-        config, failure = self._config, self._config.async_rl.rollout_failure
-        limits = RunnerLimits(
-            max_turns=config.grpo.max_rollout_turns,
-            max_tokens=config.policy.max_total_sequence_length,
-            generation_timeout_s=failure.native.generation_timeout_s,
-            env_timeout_s=failure.native.env_timeout_s,
-        )
-        runner = GroupRunner(self._generator, self._environments, sampling, self._encode, limits, self._clock)
-        return RolloutManager(
-            runner, failure, config.async_rl.max_inflight_prompts, config.grpo.seed, name, self._clock
-        )
-
-    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of an environment's answer: its plain text, without template and special tokens."""
-        return self._tokenizer.encode_text("".join(message.content for message in messages))

@@ -1,0 +1,85 @@
+"""Tests of rl.controller.setup and rl.controller.rollout_factory: what is derived from the configuration."""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from rl.controller.config import MasterConfig
+from rl.controller.load import load_config
+from rl.controller.rollout_factory import RolloutFactory
+from rl.controller.setup import (
+    build_algorithm,
+    build_buffer,
+    build_rows,
+    check_disk,
+    prompt_settings,
+    sequences_per_step,
+)
+from rl.core.errors import ConfigError, FatalError
+from tests.support.tiny_run import make_tiny_run
+
+
+class Tokenizer:
+    """Stop tokens and nothing else."""
+
+    stop_token_ids = (256, 257)
+
+
+def load(folder: Path, *overrides: str) -> MasterConfig:
+    return load_config(make_tiny_run(folder).config, list(overrides))[0]
+
+
+def factory(config: MasterConfig) -> RolloutFactory:
+    return RolloutFactory(config, cast(Any, None), {}, cast(Any, Tokenizer()), cast(Any, None))
+
+
+def test_a_prompt_may_take_what_the_completion_leaves_or_the_explicit_limit(tmp_path: Path) -> None:
+    assert prompt_settings(load(tmp_path), shuffle=True).max_prompt_tokens == 26
+    assert prompt_settings(load(tmp_path, "data.max_input_seq_length=9"), shuffle=True).max_prompt_tokens == 9
+
+
+def test_the_models_own_stop_tokens_are_used_unless_others_are_given(tmp_path: Path) -> None:
+    assert factory(load(tmp_path)).training_sampling().stop_token_ids == (256, 257)
+    own = load(tmp_path, "policy.generation.stop_token_ids=[10]")
+    assert factory(own).training_sampling().stop_token_ids == (10,)
+    assert factory(own).validation_sampling().stop_token_ids == (10,)
+
+
+def test_validation_has_its_own_sampling(tmp_path: Path) -> None:
+    config = load(tmp_path, "grpo.val_temperature=0.5", "grpo.val_top_p=0.9", "grpo.val_max_new_tokens=3")
+    sampling = factory(config).validation_sampling()
+    assert (sampling.temperature, sampling.top_p, sampling.max_new_tokens) == (0.5, 0.9, 3)
+    assert factory(load(tmp_path)).validation_sampling().max_new_tokens == 6
+
+
+def test_several_optimizer_steps_need_the_logprobs_at_the_start_of_the_step(tmp_path: Path) -> None:
+    assert sequences_per_step(load(tmp_path)) == 8
+    assert build_algorithm(load(tmp_path)).needs == frozenset()
+    several = build_algorithm(load(tmp_path, "policy.train_global_batch_size=4"))
+    assert {need.value for need in several.needs} == {"prev_logprobs"}
+
+
+async def test_the_buffer_follows_the_sampler(tmp_path: Path) -> None:
+    buffer = build_buffer(load(tmp_path))
+    assert (await buffer.reserve()).seq == 0
+    assert (await buffer.reserve()).seq == 1
+    waiting = asyncio.ensure_future(buffer.reserve())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    waiting.cancel()
+
+
+def test_faulty_data_is_seen_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        build_rows(load(tmp_path, "data.train.path=nowhere.jsonl"))
+
+
+def test_a_disk_without_room_for_checkpoints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(tmp_path)
+    check_disk(config, tmp_path / "model", tmp_path)
+    monkeypatch.setattr("rl.controller.setup.parameter_count", lambda _: 10**15)
+    with pytest.raises(FatalError, match="MiB free"):
+        check_disk(config, tmp_path / "model", tmp_path)
+    check_disk(load(tmp_path, "checkpointing.enabled=false"), tmp_path / "model", tmp_path)

@@ -55,7 +55,7 @@ class HfWorker:
         longest = self._model.config.max_position_embeddings
         if request.max_model_len > longest:
             raise ConfigError(
-                f"policy.max_total_sequence_length={request.max_model_len} is more than the model's context of {longest}"
+                f"policy.max_total_sequence_length={request.max_model_len} exceeds the model's context of {longest}"
             )
         # Both names of tied weights lead to the one tensor.
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))

@@ -205,7 +205,9 @@ def _weight_of(module: torch.nn.Module) -> torch.Tensor:
 def _restore_storage(layer: torch.nn.Module, info: Any) -> None:
     parameters, buffers = info.kernel_tensors
     persistent = {name: name not in info.kernel_non_persistent_buffers for name in buffers}
-    for name in [*layer._parameters, *layer._buffers]:
+    # A name registered with None (no bias) is part of the layer and stays.
+    held = {**layer._parameters, **layer._buffers}
+    for name in [name for name, tensor in held.items() if tensor is not None]:
         delattr(layer, name)
     for name, parameter in parameters.items():
         layer.register_parameter(name, parameter)

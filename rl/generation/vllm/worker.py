@@ -327,6 +327,8 @@ def engine_environment(context: WorkerContext, config: VllmEngineConfig, run_fol
         "OMP_NUM_THREADS": threads,
         # vLLM's own choice keeps one core free and pins the rest, which leaves half of a two-core machine idle.
         "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        # Threads that wait by spinning take the cores from trainer and driver: ten times slower where these are few.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(config.start_timeout_s))),
         "VLLM_RPC_BASE_PATH": str(run_folder),
         "VLLM_LOGGING_COLOR": "0",

@@ -106,7 +106,8 @@ def test_every_setting_of_the_section_reaches_the_engine() -> None:
     values = engine_arguments(CONTEXT, config, REQUEST)
     expected = {
         "model": "/models/x", "dtype": "float32", "max_model_len": 128, "trust_remote_code": True,
-        "tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 29, "block_size": 32, "enable_prefix_caching": False, "enforce_eager": False,
+        "tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 29, "block_size": 32,
+        "enable_prefix_caching": False, "enforce_eager": False,
         "max_num_seqs": 9, "max_num_batched_tokens": 77, "logprobs_mode": "processed_logprobs", "seed": 1,
     }  # fmt: skip
     assert values.items() >= expected.items()
@@ -118,10 +119,12 @@ def test_every_setting_of_the_section_reaches_the_engine() -> None:
 
 
 def test_threads_are_explicit_and_usage_statistics_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("VLLM_CPU_OMP_THREADS_BIND", raising=False)
+    for name in ("VLLM_CPU_OMP_THREADS_BIND", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
     values = engine_environment(CONTEXT, VllmEngineConfig(start_timeout_s=90), Path("/run"))
     assert values["OMP_NUM_THREADS"] == "2"
     assert values["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert values["OMP_WAIT_POLICY"] == "PASSIVE"
     assert values["VLLM_ENGINE_READY_TIMEOUT_S"] == "90"
     assert (values["VLLM_NO_USAGE_STATS"], values["DO_NOT_TRACK"]) == ("1", "1")
     config = VllmEngineConfig(collect_usage_stats=True, tensor_parallel_size=2)

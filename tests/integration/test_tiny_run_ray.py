@@ -3,10 +3,12 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from rl.core.reaper import TAG_VARIABLE
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
@@ -62,13 +64,18 @@ def leftovers(tag: str) -> list[Path]:
     return [path for folder in (Path("/dev/shm"), Path("/tmp")) for path in folder.glob(f"*{tag}*")]
 
 
-def test_an_interrupt_ends_a_run_over_ray_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "send"), [(signal.SIGINT, os.killpg), (signal.SIGTERM, os.kill)])
+def test_a_signal_ends_a_run_over_ray_cleanly(
+    tmp_path: Path, number: signal.Signals, send: Callable[[int, int], None]
+) -> None:
+    """Ctrl-C reaches every process of the terminal's group, SIGTERM the driver alone."""
     run = make_tiny_run(tmp_path, reward="tests.support.tiny_rewards:slow_share_of_letters", changes=RAY)
     process = run.start(["grpo.max_num_steps=50"])
     read_until(process, "step  2/50")
     tag, children = tag_of(process.pid), children_of(process.pid)
-    os.killpg(process.pid, signal.SIGINT)
+    send(process.pid, number)
     code, output = finish(process)
     assert code == 130, output
     assert "interrupted after step" in output
+    assert "received at time" not in output, "a library's handler spoke instead of ours"
     assert_nothing_left(tag, children)

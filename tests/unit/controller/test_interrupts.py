@@ -22,7 +22,7 @@ async def test_the_first_signal_asks_for_a_clean_stop(number: signal.Signals) ->
     said: list[str] = []
     stop = StopSignal()
     with Interrupts(stop, said.append, lambda: None) as handler:
-        handler.setting_up = False
+        handler.set_up_is_over()
         os.kill(os.getpid(), number)
         await until_stopped(stop)
     assert said == [f"{number.name}: stopping cleanly (again to stop at once)"]
@@ -47,7 +47,7 @@ async def test_a_stop_that_takes_too_long_is_enforced(monkeypatch: pytest.Monkey
 
     async def run() -> None:
         with Interrupts(stop, lambda _: None, lambda: None) as handler:
-            handler.setting_up = False
+            handler.set_up_is_over()
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
 
@@ -66,8 +66,18 @@ async def test_the_second_signal_ends_the_process_at_once(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "_exit", end)
     stop = StopSignal()
     handler = Interrupts(stop, events.append, lambda: events.append("last words"))
-    stop.request()
+    handler._on_signal("SIGINT")
+    monkeypatch.setattr(interrupts, "SAME_REQUEST_S", 0.0)
     with pytest.raises(SystemExit):
         handler._on_signal("SIGINT")
     assert ended == [EXIT_INTERRUPTED]
-    assert events == ["SIGINT again: ending at once", "last words"]
+    assert events[1:] == ["SIGINT again: ending at once", "last words"]
+
+
+async def test_one_request_that_is_delivered_twice_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("ended at once"))
+    said: list[str] = []
+    handler = Interrupts(StopSignal(), said.append, lambda: None)
+    handler._on_signal("SIGTERM")
+    handler._on_signal("SIGTERM")
+    assert len(said) == 1

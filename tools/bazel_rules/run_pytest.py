@@ -33,6 +33,8 @@ def main() -> int:
         os.environ["HOME"] = scratch
     arguments = ["-p", "no:cacheprovider", "--import-mode=importlib", f"--rootdir={root}", f"--confcutdir={root}"]
     arguments += ["-c", str(root / "pyproject.toml"), "-ra", "--durations=5", "--color=no"]
+    # Property tests: the same examples in every run, and no verdict from the clock of a busy machine.
+    arguments.append("--hypothesis-profile=ci")
     if report := os.environ.get("XML_OUTPUT_FILE"):
         arguments.append(f"--junitxml={report}")
     if wanted := os.environ.get("TESTBRIDGE_TEST_ONLY"):

@@ -8,6 +8,7 @@ its last lines into the error when it does not start.
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import re
@@ -136,6 +137,9 @@ class VllmWorker:
             asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(_SHUTDOWN_S)
             engine.shutdown(timeout=_SHUTDOWN_S)
             self._stop_loop()
+            # The engine is part of reference cycles; left to the interpreter's end its destructor fails noisily.
+            del engine
+            gc.collect()
 
     def _start(self, context: WorkerContext) -> Any:
         environment = engine_environment(context, self._config, self._log_path.parent.parent)
@@ -145,12 +149,10 @@ class VllmWorker:
 
             try:
                 arguments = AsyncEngineArgs(**engine_arguments(context, self._config, self._request))
-                vllm_config = arguments.create_engine_config()
+                work = self._build(AsyncLLM, arguments, arguments.create_engine_config())
+                engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
             except (ValueError, TypeError) as error:
                 raise ConfigError(f"vLLM refuses the arguments of policy.generation.vllm_cfg: {error}") from error
-            work = self._build(AsyncLLM, arguments, vllm_config)
-            try:
-                engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
             except Exception as error:
                 raise InfraError(
                     f"the vLLM engine of {self._replica} did not start: {engine_words(self._log_path, error)}"

@@ -22,7 +22,8 @@ def import_object(target: str) -> object:
     except ModuleNotFoundError as error:
         if error.name is not None and not module_name.startswith(error.name):
             raise
-        raise ConfigError(f"cannot import module '{module_name}' of '{target}': {error}; is it on PYTHONPATH?") from error
+        message = f"cannot import module '{module_name}' of '{target}': {error}; is it on PYTHONPATH?"
+        raise ConfigError(message) from error
     if attribute not in vars(module):
         raise ConfigError(f"module '{module_name}' has no attribute '{attribute}' (needed by '{target}')")
     return vars(module)[attribute]

@@ -82,9 +82,7 @@ class WorkerGroup(Protocol[W_co]):
         """Call `method` on worker i with shard i first; there must be one shard per worker."""
         ...
 
-    async def call(
-        self, rank: int, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> R:
+    async def call(self, rank: int, method: Callable[Concatenate[W_co, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `method` on one worker.
 
         Raises:

@@ -1,7 +1,7 @@
 """Looks at this machine: packages, native code, cores, memory, shared memory, disk, hub, GPUs. It changes nothing.
 
-    for check in run_doctor():
-        print(check.name, check.ok, check.detail, check.advice)
+for check in run_doctor():
+    print(check.name, check.ok, check.detail, check.advice)
 """
 
 import importlib

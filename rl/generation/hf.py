@@ -49,9 +49,7 @@ class HfWorker:
                 trust_remote_code=request.trust_remote_code,
             ).to(self._device)
         self._model.eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(
-            request.model_path, trust_remote_code=request.trust_remote_code
-        )
+        self._tokenizer = AutoTokenizer.from_pretrained(request.model_path, trust_remote_code=request.trust_remote_code)
         longest = self._model.config.max_position_embeddings
         if request.max_model_len > longest:
             raise ConfigError(

@@ -171,9 +171,7 @@ class VllmWorker:
             log_stats=not arguments.disable_log_stats,
         )
 
-    async def _complete(
-        self, prompt_tokens: tuple[int, ...], arguments: dict[str, Any], request_id: str
-    ) -> Completion:
+    async def _complete(self, prompt_tokens: tuple[int, ...], arguments: dict[str, Any], request_id: str) -> Completion:
         from vllm import SamplingParams as EngineParams
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError

@@ -11,9 +11,7 @@ from rl.weights.manifest import num_bytes
 from rl.weights.plan import ALIGNMENT, BucketPlan, check_plan, plan_buckets
 from rl.weights.transport import TensorSpec, TransferInfo
 
-shapes = st.one_of(
-    st.just(()), st.tuples(st.integers(0, 200)), st.tuples(st.integers(0, 20), st.integers(1, 40))
-)
+shapes = st.one_of(st.just(()), st.tuples(st.integers(0, 200)), st.tuples(st.integers(0, 20), st.integers(1, 40)))
 dtypes = st.sampled_from(["float32", "bfloat16", "int8", "float64"])
 manifests = st.lists(st.tuples(dtypes, shapes), min_size=1, max_size=12).map(
     lambda entries: [TensorSpec(f"t{i}", dtype, shape) for i, (dtype, shape) in enumerate(entries)]

@@ -256,9 +256,7 @@ async def test_a_replica_that_fails_while_the_sender_hangs_is_reported_at_once()
     await scene.assert_retry_works(1)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("version", 3), ("num_tensors", 5), ("checksum", "0123456789abcdef")]
-)
+@pytest.mark.parametrize(("field", "value"), [("version", 3), ("num_tensors", 5), ("checksum", "0123456789abcdef")])
 async def test_an_acknowledgement_that_differs_from_what_was_sent_is_an_error(field: str, value: object) -> None:
     scene = Scene()
     await scene.sync.connect()

@@ -1,5 +1,5 @@
 # Shortcuts. Each prints the command that it stands for, so that Bazel and pytest stay in sight.
-.PHONY: fmt lint types unit integration gpu parity bench docs demo
+.PHONY: fmt lint types unit integration parity docs demo
 
 fmt:
 	tools/lint --fix ruff clang_format buildifier build_files
@@ -11,12 +11,8 @@ unit:
 	./tools/bazel test //tests/unit/... //csrc/...
 integration:
 	./tools/bazel test //tests/integration/... //tests/engine/... //tests/learning/...
-gpu:
-	tools/gpu_check
 parity:
 	./tools/bazel test //tests/unit/ops/... //tests/engine/... //csrc/...
-bench:
-	tools/python -m tools.bench
 docs:
 	tools/python tools/docs.py
 demo:

@@ -55,10 +55,15 @@ def import_variables() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(foreign)} if foreign else {}
 
 
-def thread_variables(num_threads: int) -> dict[str, str]:
-    """Variables that give a worker process its thread count; without them Ray sets one thread per CPU slot."""
+def thread_variables(num_threads: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give a worker process its threads; without them Ray sets one thread per CPU slot.
+
+    Idle threads sleep unless the user's `environment` says otherwise: trainer and generators alternate on the same
+    cores, and the threads of the one that waits by spinning would take them from the other.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-    return dict.fromkeys(names, str(num_threads))
+    waiting = {"OMP_WAIT_POLICY": environment.get("OMP_WAIT_POLICY", "PASSIVE")}
+    return dict.fromkeys(names, str(num_threads)) | waiting
 
 
 def quiet_variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -311,7 +311,7 @@ class RayVirtualCluster:
         self._ray_thread.shutdown(wait=False)
 
     def _worker_variables(self, request: WorkerRequest) -> dict[str, str]:
-        threads = thread_variables(request.num_threads)
+        threads = thread_variables(request.num_threads, os.environ)
         return self._run.environment() | quiet_variables(os.environ) | import_variables() | threads
 
     async def _place(self, request: WorkerRequest) -> PlacementGroup | None:

@@ -57,6 +57,11 @@ def test_workers_import_from_where_the_driver_does_but_keep_their_own_interprete
 
 
 def test_thread_counts_are_explicit_and_statistics_off_unless_asked_for():
-    assert thread_variables(3)["OMP_NUM_THREADS"] == "3"
+    assert thread_variables(3, {})["OMP_NUM_THREADS"] == "3"
     assert quiet_variables({})["VLLM_NO_USAGE_STATS"] == "1"
     assert "VLLM_NO_USAGE_STATS" not in quiet_variables({"VLLM_NO_USAGE_STATS": "0"})
+
+
+def test_idle_threads_of_workers_sleep_unless_the_user_wants_them_to_spin():
+    assert thread_variables(2, {})["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert thread_variables(2, {"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"

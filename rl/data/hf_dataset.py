@@ -1,19 +1,15 @@
 """Rows of a Hugging Face `datasets` folder or hub dataset; the only module that imports `datasets`."""
 
-import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
-from urllib.parse import urlsplit
 
 import datasets
 
 from rl.core.errors import ConfigError
+from rl.core.hub import is_hub_reachable
 from rl.data.columns import Row, check_columns, row_from_columns
 from rl.data.config import HfDataset
-
-PROBE_TIMEOUT_S = 3.0
 
 
 def load_hf_rows(config: HfDataset) -> Sequence[Row]:
@@ -56,23 +52,10 @@ class HfRows(Sequence[Row]):
         return row_from_columns(self._table[position], row_id, config.prompt_key, config.answer_key, source)
 
 
-def hub_is_reachable(timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Try to open one connection to the hub (HF_ENDPOINT), for at most `timeout_s` seconds."""
-    if datasets.config.HF_HUB_OFFLINE:
-        return False
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    port = endpoint.port or (443 if endpoint.scheme == "https" else 80)
-    try:
-        with socket.create_connection((endpoint.hostname or "", port), timeout=timeout_s):
-            return True
-    except OSError:
-        return False
-
-
 def _open(config: HfDataset) -> Any:
     if Path(config.path).exists():
         return _open_folder(config)
-    online = hub_is_reachable()
+    online = not datasets.config.HF_HUB_OFFLINE and is_hub_reachable()
     download = datasets.DownloadConfig(local_files_only=not online, max_retries=3)
     if not online:
         datasets.config.HF_HUB_OFFLINE = True

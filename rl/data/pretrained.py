@@ -11,15 +11,12 @@ import fcntl
 import hashlib
 import os
 import shutil
-import socket
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import torch
 from huggingface_hub import snapshot_download
@@ -28,10 +25,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils.logging import disable_progress_bar
 
 from rl.core.errors import ConfigError, InfraError
+from rl.core.hub import PROBE_TIMEOUT_S, is_hub_reachable
 from rl.data.model_source import FolderSource, HubSource, is_offline_asked, missing_offline, parse_model_name
 
 CACHE_VARIABLE = "TANDEM_CACHE"
-PROBE_TIMEOUT_S = 3.0
 LOCK_TIMEOUT_S = 900.0
 _LOCK_POLL_S = 0.2
 # Part of the cache key: raise it when the conversion writes something else.
@@ -67,25 +64,6 @@ def default_cache_dir() -> Path:
     """Return the folder of converted models."""
     root = os.environ.get(CACHE_VARIABLE)
     return (Path(root) if root else Path.home() / ".cache" / "tandem") / "models"
-
-
-def is_hub_reachable(timeout_s: float = PROBE_TIMEOUT_S) -> bool:
-    """Whether the hub (or HF_ENDPOINT) accepts a connection in time; name resolution is under the deadline too."""
-    endpoint = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    address = (endpoint.hostname or "", endpoint.port or (80 if endpoint.scheme == "http" else 443))
-    answered = threading.Event()
-
-    def probe() -> None:
-        try:
-            socket.create_connection(address, timeout=timeout_s).close()
-        except OSError:
-            return
-        answered.set()
-
-    prober = threading.Thread(target=probe, daemon=True, name="hub-probe")
-    prober.start()
-    prober.join(timeout_s)
-    return answered.is_set()
 
 
 def _from_hub(model_id: str, report: Progress) -> Path:

@@ -139,7 +139,8 @@ def build_model(config: MasterConfig, context: RunContext) -> _Model:
     check_disk(config, path, context.checkpointer.folder)
     name = policy.tokenizer.name
     tokenizer_path = None if name is None else resolve_model(name, progress=context.reporter.note)
-    return _Model(path, PromptTokenizer(path, policy.tokenizer, config.data, tokenizer_path))
+    tokenizer = PromptTokenizer(path, policy.tokenizer, config.data, tokenizer_path, policy.trust_remote_code)
+    return _Model(path, tokenizer)
 
 
 def check_disk(config: MasterConfig, model_path: Path, folder: Path) -> None:

@@ -38,14 +38,16 @@ class PromptTokenizer:
         tokenizer: TokenizerSettings,
         data: DataConfig,
         tokenizer_path: str | Path | None = None,
+        trust_remote_code: bool = False,
     ) -> None:
-        """Load the tokenizer; model code from the folder is never run for it.
+        """Load the tokenizer.
 
         Args:
             model_path: Local model folder; its generation settings name the model's own stop tokens.
             tokenizer: The `policy.tokenizer` section.
             data: The `data` section.
             tokenizer_path: Local folder of another tokenizer; None = the model's own.
+            trust_remote_code: Run tokenizer code found in the folder.
 
         Raises:
             ConfigError: no tokenizer in the folder, or no chat template although data.prompt_format is chat.
@@ -53,7 +55,7 @@ class PromptTokenizer:
         self.path = Path(model_path if tokenizer_path is None else tokenizer_path)
         self._raw = data.prompt_format == "raw"
         self._system_prompt = data.system_prompt
-        self._tokenizer = _load(self.path)
+        self._tokenizer = _load(self.path, trust_remote_code)
         if tokenizer.chat_template is not None:
             self._tokenizer.chat_template = tokenizer.chat_template
         if self._raw and self._system_prompt is not None:
@@ -66,11 +68,6 @@ class PromptTokenizer:
                 "use data.prompt_format: raw, or give a template in policy.tokenizer.chat_template"
             )
         self.stop_token_ids = _stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Number of token ids, added tokens included."""
-        return len(self._tokenizer)
 
     def messages(self, row_messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the conversation that the model sees.
@@ -126,11 +123,13 @@ class PromptTokenizer:
         return self.encode_text(text)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path, trust_remote_code: bool) -> Any:
     try:
-        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"cannot load a tokenizer from {path}: {error}") from error
+        raise ConfigError(
+            f"cannot load a tokenizer from {path}: {error} (own code needs policy.trust_remote_code=true)"
+        ) from error
 
 
 def _stop_token_ids(model_path: Path, eos_token_id: int | None) -> tuple[int, ...]:

@@ -60,6 +60,6 @@ class PolicySettings(ConfigModel):
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradient norm bound; null = no clipping.")
     logprob_impl: Literal["native", "torch"] = operational("native", description="Fused native op, or plain torch.")
     num_workers: int = operational(1, ge=1, description="Data-parallel trainer processes.")
-    trust_remote_code: bool = Field(False, description="Run model code that comes with the model folder.")
+    trust_remote_code: bool = Field(False, description="Run model and tokenizer code that comes with the model folder.")
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()

@@ -1,4 +1,6 @@
 import json
+import shutil
+import sys
 
 import pytest
 
@@ -81,4 +83,23 @@ def test_decoding_gives_the_text_back(folder):
     raw = tokenizer(folder, prompt_format="raw")
     assert raw.decode([*"10+2é".encode(), EOS_ID]) == "10+2é"
     assert raw.decode([97, EOS_ID], skip_special_tokens=False) == "a<|eos|>"
-    assert raw.vocabulary_size == 260
+
+
+def test_code_of_the_folder_runs_only_when_it_is_trusted(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr("sys.path", list(sys.path))
+    own = shutil.copytree(folder, tmp_path / "own")
+    settings = json.loads((own / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": [None, "own_tokenizer.OwnTokenizer"]}}
+    (own / "tokenizer_config.json").write_text(json.dumps(settings))
+    (own / "config.json").write_text(json.dumps({"eos_token_id": EOS_ID}))
+    (own / "own_tokenizer.py").write_text(
+        "from transformers import PreTrainedTokenizerFast\n\n\n"
+        "class OwnTokenizer(PreTrainedTokenizerFast):\n"
+        "    def decode(self, *args, **kwargs):\n"
+        "        return 'own'\n"
+    )
+    data = DataConfig(train=TRAIN, prompt_format="raw")
+    with pytest.raises(ConfigError, match="own code needs policy.trust_remote_code=true"):
+        PromptTokenizer(own, TokenizerConfig(), data)
+    assert PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=True).decode([97]) == "own"

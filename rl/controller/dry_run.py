@@ -1,7 +1,7 @@
-"""Validate whatever needs no hardware: datasets, model files, reward functions, the run folder's place and its disk.
+"""Validate whatever needs no hardware: datasets, model files, reward functions, loggers, the run folder and its disk.
 
-It imports no torch, ray, vllm or transformers, starts nothing, and leaves nothing behind. The configuration itself has
-been validated before (`rl.controller.load`).
+It imports no torch, ray, vllm or transformers, runs none of the user's code, starts nothing, and leaves nothing behind.
+The configuration itself has been validated before (`rl.controller.load`).
 
     for finding in dry_run(config, "grpo_math"):
         print(finding)
@@ -16,10 +16,10 @@ from rl.controller.checkpoint import check_free_space
 from rl.controller.config import MasterConfig
 from rl.controller.model_size import checkpoint_bytes, parameter_count
 from rl.core.errors import ConfigError, FatalError
-from rl.core.imports import import_object
 from rl.data.datasets import check_dataset
 from rl.data.model_source import FolderSource, HubSource, PackageSource, check_model, parse_model_name
-from rl.environments.config import FunctionEnvConfig
+from rl.environments.registry import check_environments
+from rl.telemetry.logger import check_logger
 
 _CHECKPOINTS_AT_ONCE = 2  # a new one is written beside the old one
 _GIB = 2**30
@@ -46,6 +46,7 @@ def dry_run(config: MasterConfig, config_name: str) -> list[Finding]:
         ("training data", lambda: _dataset(config, "train")),
         ("validation data", lambda: _dataset(config, "validation")),
         ("reward", lambda: _rewards(config)),
+        ("loggers", lambda: _loggers(config)),
         ("run folder", lambda: _run_folder(config, config_name)),
         ("disk", lambda: _disk(config, config_name)),
     ]
@@ -83,10 +84,18 @@ def _dataset(config: MasterConfig, part: str) -> str:
 
 
 def _rewards(config: MasterConfig) -> str:
-    environment = config.env[config.data.env_name]
-    if isinstance(environment, FunctionEnvConfig) and not callable(import_object(environment.target)):
-        raise ConfigError(f"env.{config.data.env_name}.target={environment.target} is not a function")
-    return f"{config.data.env_name}: {environment.kind}"
+    check_environments(config.env)
+    return f"{config.data.env_name}: {config.env[config.data.env_name].kind}"
+
+
+def _loggers(config: MasterConfig) -> str:
+    check_logger(config.logger)
+    enabled = {
+        "tensorboard": config.logger.tensorboard_enabled,
+        "wandb": config.logger.wandb_enabled,
+        "mlflow": config.logger.mlflow_enabled,
+    }
+    return ", ".join(["metrics.jsonl", *(name for name, is_on in enabled.items() if is_on)])
 
 
 def _run_folder(config: MasterConfig, config_name: str) -> str:

@@ -34,6 +34,23 @@ def test_a_run_ends_with_0_and_writes_its_folder(folder: Path) -> None:
     assert written["max_num_steps"].endswith("# command line")
 
 
+def test_a_reward_function_of_the_users_folder_scores_a_run(folder: Path) -> None:
+    (folder / "letters.py").write_text("def share(text):\n    return text.count('a') / 100 + 0.25\n")
+    (folder / "my_rewards.py").write_text(
+        "import letters\n\ndef score(completions):\n    return [letters.share(text) for text in completions]\n"
+    )
+    mine = "env.math={_override_: true, kind: function, target: 'my_rewards:score'}"
+    result = run_tandem([*TINY, "grpo.max_num_steps=1", "checkpointing.enabled=false", mine], folder)
+    assert result.exit_code == 0, result.stderr
+    run = folder / "results" / "grpo_tiny_cpu" / "exp_001"
+    (reward,) = [
+        line["train/reward"]
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+        if "train/reward" in line
+    ]
+    assert 0.25 <= reward < 0.4
+
+
 def test_a_broken_model_is_a_failure_with_1(folder: Path) -> None:
     (folder / "tiny" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
     result = run_tandem([*TINY, "checkpointing.enabled=false"], folder)

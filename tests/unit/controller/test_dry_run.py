@@ -17,7 +17,6 @@ def _problems(*overrides: str) -> dict[str, str]:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     return tmp_path
 
 
@@ -25,12 +24,17 @@ def test_the_default_run_passes() -> None:
     assert _problems() == {}
 
 
-def test_a_reward_function_is_imported(folder: Path) -> None:
-    (folder / "my_rewards.py").write_text("def score(prompts, completions):\n    return [0.0]\nnumber = 3\n")
+def test_a_reward_function_is_found_in_the_users_folder_without_running_it(folder: Path) -> None:
+    (folder / "my_rewards.py").write_text("def score(prompts, completions):\n    return [0.0]\nraise SystemExit('it ran')\n")
     mine = "env.math={_override_: true, kind: function, target: 'my_rewards:%s'}"
     assert _problems(mine % "score") == {}
-    assert "has no attribute 'scor'" in _problems(mine % "scor")["reward"]
-    assert "is not a function" in _problems(mine % "number")["reward"]
+    assert "defines no 'scor'" in _problems(mine % "scor")["reward"]
+    assert "no module 'your_rewards'" in _problems((mine % "score").replace("my_", "your_"))["reward"]
+
+
+def test_a_logger_that_is_not_installed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "pip install wandb" in _problems("logger.tensorboard_enabled=false", "logger.wandb_enabled=true")["loggers"]
 
 
 def test_a_place_for_runs_that_cannot_be_written_is_found(folder: Path) -> None:

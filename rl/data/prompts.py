@@ -82,11 +82,6 @@ class PromptSource:
         """Over-long prompts skipped so far, counted again in every epoch."""
         return self._num_skipped
 
-    @property
-    def overlong_rows(self) -> Mapping[str, int]:
-        """Row ids of the over-long prompts met so far, with their lengths in tokens."""
-        return self._overlong_rows
-
     def next(self) -> Prompt:
         """Return the next prompt; a new epoch begins when the rows are exhausted.
 
@@ -116,6 +111,8 @@ class PromptSource:
         prompts = [prompt for row in self._rows if (prompt := self._prompt(row)) is not None]
         if not prompts:
             raise self._all_too_long()
+        if len(prompts) < len(self._rows):
+            _log.warning("%d of %d prompts are too long and left out", len(self._rows) - len(prompts), len(self._rows))
         return prompts
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,17 +19,6 @@ def semantic_fingerprint(config: ConfigModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def semantic_diff(a: ConfigModel, b: ConfigModel) -> list[tuple[str, Any, Any]]:
-    """Return (key, value in a, value in b) for each semantic key that differs; a key that one lacks is None there."""
-    left, right = dict(_semantic_items(a, "")), dict(_semantic_items(b, ""))
-    keys = [*left, *(key for key in right if key not in left)]
-    return [
-        (key, left.get(key), right.get(key))
-        for key in keys
-        if key not in left or key not in right or left[key] != right[key]
-    ]
-
-
 def _semantic_items(section: ConfigModel | Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     fields = type(section).model_fields if isinstance(section, ConfigModel) else {}
     for name, value in dict(section).items():

@@ -3,7 +3,7 @@
 import ast
 import importlib.util
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -32,19 +32,6 @@ def check_environments(env: EnvConfig) -> None:
     for name, config in env.items():
         if isinstance(config, FunctionEnvConfig):
             _check_target(config.target, f"env.{name}.target")
-
-
-def select_environment(environments: Mapping[str, Environment], name: str) -> Environment:
-    """Return the environment that a prompt names.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if name not in environments:
-        raise ConfigError(
-            f"data.env_name is '{name}', but the env section defines {', '.join(environments) or 'nothing'}"
-        )
-    return environments[name]
 
 
 def _build(name: str, config: EnvironmentConfig) -> Environment:

@@ -32,7 +32,7 @@ def kl_estimate(
         logprobs: [...] float, of the policy; gradients flow through it.
         reference_logprobs: [...] float.
         estimator: k1 | k2 | k3.
-        weight: [...] factor of each estimate (see the two functions below), or None for 1. It is detached on tokens
+        weight: [...] factor of each estimate (see `score_function_weight`), or None for 1. It is detached on tokens
             whose log-ratio the input clamp changes, so that no gradient flows from them.
         input_clamp: bound of |d|, or None.
         output_clamp: bound of |estimate| after weighting, or None.
@@ -55,15 +55,6 @@ def kl_estimate(
 def score_function_weight(logprobs: Tensor) -> Tensor:
     """Return exp(logprob - stop_gradient(logprob)): 1, with the gradient of the sampling distribution."""
     return torch.exp(logprobs - logprobs.detach())
-
-
-def importance_weight(logprobs: Tensor, generation_logprobs: Tensor) -> Tensor:
-    """Return exp(logprob - generation_logprob), the weight of tokens sampled by another policy; 0 where not finite."""
-    log_ratio = logprobs - generation_logprobs
-    is_usable = torch.isfinite(torch.exp(log_ratio.detach()))
-    # Selected before the exponential: an infinity behind a later mask would still make the gradient NaN.
-    safe = torch.where(is_usable, log_ratio, torch.zeros_like(log_ratio))
-    return torch.where(is_usable, torch.exp(safe), torch.zeros_like(log_ratio))
 
 
 def _estimate(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:

@@ -74,13 +74,6 @@ class Console:
         if self._is_rich:
             self._progress.start()
 
-    def banner(self, title: str, facts: Mapping[str, str]) -> None:
-        """Show what runs: a title and aligned facts."""
-        self._show(Text(title, style="bold"))
-        width = max(map(len, facts), default=0)
-        for name, value in facts.items():
-            self._show(Text.assemble((f"  {name:<{width}}  ", "dim"), value))
-
     def phase(self, name: str) -> None:
         """Show what the run does now; a terminal shows it in the progress line, run.log always has it."""
         _log.debug("phase %s", name)
@@ -121,10 +114,6 @@ class Console:
     def note(self, text: str) -> None:
         """Show a line that the user should see, for example where the run folder is."""
         self._show(Text(text))
-
-    def warn(self, text: str) -> None:
-        """Show a warning."""
-        _log.warning("%s", text)
 
     def summary(self, history: Sequence[Mapping[str, Any]], paths: Mapping[str, Path], outcome: str) -> None:
         """Show how the run went.

@@ -84,10 +84,6 @@ class RunLogger:
         """Record a validation after `step` steps (0 = before the first); names get the prefix `validation/`."""
         self.log_step(step, {_VALIDATION + name.removeprefix(_VALIDATION): value for name, value in metrics.items()})
 
-    def drop_steps_after(self, step: int) -> None:
-        """Remove the lines of steps that will be done again."""
-        self._file.drop_steps_after(step)
-
     def history(self) -> list[dict[str, Any]]:
         """Return all lines of metrics.jsonl, those of an earlier part of a resumed run included."""
         return self._file.read()

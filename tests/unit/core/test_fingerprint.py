@@ -5,7 +5,7 @@ import pytest
 from rl.controller.config import MasterConfig
 from rl.core.config_file import build, load
 from rl.core.config_paths import find_config
-from rl.core.fingerprint import semantic_diff, semantic_fingerprint
+from rl.core.fingerprint import semantic_fingerprint
 
 
 def _config(*overrides: str) -> MasterConfig:
@@ -18,22 +18,20 @@ def _config(*overrides: str) -> MasterConfig:
 )
 def test_operational_keys_do_not_count(override: str) -> None:
     assert semantic_fingerprint(_config(override)) == semantic_fingerprint(_config())
-    assert semantic_diff(_config(), _config(override)) == []
 
 
 @pytest.mark.parametrize(
-    ("override", "difference"),
+    "override",
     [
-        ("grpo.seed=7", ("grpo.seed", 42, 7)),
-        ("policy.optimizer.kwargs.betas=[0.8,0.99]", ("policy.optimizer.kwargs.betas", [0.9, 0.99], [0.8, 0.99])),
-        ("env.math.literal_answer=false", ("env.math.literal_answer", True, False)),
-        ("extras.note=x", ("extras.note", None, "x")),
-        ("policy.generation.vllm_cfg.vllm_kwargs.seed=1", ("policy.generation.vllm_cfg.vllm_kwargs.seed", None, 1)),
+        "grpo.seed=7",
+        "policy.optimizer.kwargs.betas=[0.8,0.99]",
+        "env.math.literal_answer=false",
+        "extras.note=x",
+        "policy.generation.vllm_cfg.vllm_kwargs.seed=1",
     ],
 )
-def test_semantic_keys_count(override: str, difference: tuple[str, object, object]) -> None:
+def test_semantic_keys_count(override: str) -> None:
     assert semantic_fingerprint(_config(override)) != semantic_fingerprint(_config())
-    assert semantic_diff(_config(), _config(override)) == [difference]
 
 
 def test_the_fingerprint_is_stable_under_spelling() -> None:

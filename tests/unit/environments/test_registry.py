@@ -3,7 +3,8 @@ import pytest
 from rl.core.errors import ConfigError
 from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
 from rl.environments.math import MathEnvironment
-from rl.environments.registry import build_environments, check_environments, select_environment
+from rl.environments.reasoning_gym import ReasoningGymEnvironment
+from rl.environments.registry import build_environments, check_environments
 from tests.support import reward_functions
 
 MODULE = reward_functions.__name__
@@ -13,11 +14,10 @@ def function(target):
     return {"mine": FunctionEnvConfig(kind="function", target=target)}
 
 
-async def test_every_named_environment_is_built_and_selected_by_name():
+async def test_every_named_environment_is_built():
     environments = build_environments({"math": MathEnvConfig(), "gym": ReasoningGymEnvConfig(kind="reasoning_gym")})
-    assert isinstance(select_environment(environments, "math"), MathEnvironment)
-    with pytest.raises(ConfigError, match="'maths', but the env section defines math, gym"):
-        select_environment(environments, "maths")
+    assert isinstance(environments["math"], MathEnvironment)
+    assert isinstance(environments["gym"], ReasoningGymEnvironment)
     for environment in environments.values():
         await environment.close()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl.core.errors import ConfigError
-from rl.ops.kl import importance_weight, kl_estimate, score_function_weight
+from rl.ops.kl import kl_estimate, score_function_weight
 
 
 def estimate(d: float, kind: Any, input_clamp: float | None = 20.0, output_clamp: float | None = 10.0) -> float:
@@ -64,28 +64,6 @@ def test_gradients_with_the_score_function_weight_have_their_closed_forms(d: flo
 def test_no_gradient_flows_from_a_token_whose_ratio_was_clamped(kind: str) -> None:
     for output_clamp in (10.0, None):
         assert weighted_gradient(-30.0, -5.0, kind, input_clamp=20.0, output_clamp=output_clamp)[1] == 0.0
-
-
-def test_the_importance_weight_multiplies_the_estimate() -> None:
-    logprobs = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
-    kl = kl_estimate(
-        logprobs,
-        torch.tensor([-0.5], dtype=torch.float64),
-        "k3",
-        weight=importance_weight(logprobs, torch.tensor([-1.2], dtype=torch.float64)),
-        input_clamp=20.0,
-        output_clamp=10.0,
-    )
-    assert kl.item() == pytest.approx(0.1816485702, abs=1e-9)
-
-
-@pytest.mark.parametrize("generation_logprob", [math.nan, -math.inf, -1e4])
-def test_an_importance_weight_that_is_not_finite_becomes_zero_with_zero_gradient(generation_logprob: float) -> None:
-    logprobs = torch.tensor([-1.0, -1.0], requires_grad=True)
-    weight = importance_weight(logprobs, torch.tensor([-1.0, generation_logprob]))
-    assert weight.tolist() == [1.0, 0.0]
-    (gradient,) = torch.autograd.grad(weight.sum(), logprobs)
-    assert gradient.tolist() == [1.0, 0.0]
 
 
 def test_an_unknown_estimator_is_refused_by_name() -> None:

@@ -201,6 +201,8 @@ class Controller:
         with parts.phases.span(CHECKPOINTING):
             await parts.checkpointer.save(self._state.step, self._saveables(), asdict(self._state), metrics)
         self._saved_step = self._state.step
+        # Drained here, or the next step would report it as its own.
+        await parts.reporter.saved(self._saved_step, parts.phases.drain()[CHECKPOINTING])
 
     def _saveables(self) -> dict[str, Saveable]:
         parts = self._parts

@@ -17,6 +17,10 @@ class Reporter(Protocol):
         """A validation is done."""
         ...
 
+    async def saved(self, step: int, seconds: float) -> None:
+        """The checkpoint of a step, which has been reported before, is on disk."""
+        ...
+
     def note(self, message: str) -> None:
         """One line for the user."""
         ...

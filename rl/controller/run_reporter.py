@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rl.controller.phases import TOTAL
+from rl.controller.phases import CHECKPOINTING, TOTAL
 from rl.controller.step import StepReport
 from rl.controller.validation import ValidationReport
 from rl.core.types import RolloutGroup
@@ -49,6 +49,10 @@ class RunReporter:
         self._logger.log_validation(report.step, report.metrics)
         self._logger.log_step(report.step, {"timing/validation/total": report.seconds})
         self._console.validation_line(report.step, report.metrics)
+
+    async def saved(self, step: int, seconds: float) -> None:
+        """Record in the line of the step how long its checkpoint took."""
+        self._logger.log_step(step, {f"timing/train/{CHECKPOINTING}": seconds})
 
     def note(self, message: str) -> None:
         """Show a line."""

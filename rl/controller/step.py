@@ -163,7 +163,7 @@ class TrainStep:
         self, groups: Sequence[RolloutGroup], batch: TrainBatch, results: Mapping[str, TrainResult], sync: SyncReport
     ) -> dict[str, float]:
         version = self._parts.buffer.version
-        # Checkpointing is that of the step before: a step is logged before it is saved.
+        # A validation between two steps is no part of either; it reports its own time.
         seconds = {name: value for name, value in self._phases.drain().items() if name != VALIDATION}
         train = {
             **results["policy"].metrics,

@@ -249,6 +249,7 @@ class FakeReporter:
     def __init__(self) -> None:
         self.events: list[str] = []
         self.metrics: dict[int, dict[str, float]] = {}
+        self.saved_seconds: dict[int, float] = {}
         self.on_step: Callable[[int], None] = lambda _: None
 
     async def step(self, report: StepReport, extra: dict[str, float]) -> None:
@@ -258,6 +259,9 @@ class FakeReporter:
 
     async def validation(self, report: ValidationReport) -> None:
         self.events.append(f"validation {report.step}")
+
+    async def saved(self, step: int, seconds: float) -> None:
+        self.saved_seconds[step] = seconds
 
     def note(self, message: str) -> None:
         self.events.append(message)

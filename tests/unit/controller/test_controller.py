@@ -114,6 +114,8 @@ async def test_every_step_trains_publishes_and_is_logged_before_it_is_saved(tmp_
     assert world.sync.published == [0, 1, 2, 3, 4]
     assert world.reporter.events == ["step 1", "step 2", "step 3", "step 4"]
     assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir())] == ["step_2", "step_4"]
+    assert list(world.reporter.saved_seconds) == [2, 4]
+    assert "timing/train/checkpointing" not in world.reporter.metrics[3]
     assert [sorted(set(batch.group_ids.tolist())) for batch in world.policy.batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
     metrics = world.reporter.metrics[2]
     assert metrics["train/loss"] == 0.5

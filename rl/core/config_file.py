@@ -27,6 +27,7 @@ from rl.core.config_tree import (
     iterate_sources,
     merge,
 )
+from rl.core.config_paths import shipped_config
 from rl.core.errors import ConfigError
 from rl.core.interpolation import resolve
 from rl.core.overrides import apply_overrides
@@ -123,11 +124,21 @@ def _read(path: Path, chain: list[Path]) -> tuple[Section, Section]:
         raise ConfigError(f"{root.source}: a configuration is a mapping of sections, not {root.value!r}")
     inherited = Section(root.source)
     for name, source in _parents(root):
-        parent = path.parent / name
-        if not parent.is_file():
-            raise ConfigError(f"{source}: parent '{name}' does not exist (looked for {display_path(parent)})")
+        parent = _parent(path, name, source)
         inherited = merge(inherited, merge(*_read(parent, [*chain, identity])))
     return inherited, root
+
+
+def _parent(path: Path, name: str, source: Source) -> Path:
+    """Return the file beside `path` that a parent's name means, else the shipped configuration of that name."""
+    beside = path.parent / name
+    if beside.is_file():
+        return beside
+    shipped = shipped_config(name)
+    if shipped is None:
+        looked = display_path(beside)
+        raise ConfigError(f"{source}: parent '{name}' does not exist (looked for {looked} and among the shipped ones)")
+    return shipped
 
 
 def _text(path: Path) -> str:

@@ -37,14 +37,21 @@ def find_config(name: str) -> Path:
     for candidate in (Path(name), Path(name + _SUFFIX)):
         if candidate.is_file():
             return candidate
-    if Path(name).parent == Path():
-        shipped = shipped_folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
-        if shipped.is_file():
-            return shipped
+    shipped = shipped_config(name)
+    if shipped is not None:
+        return shipped
     names = sorted(path.stem for path in shipped_folder().glob(f"*{_SUFFIX}"))
     close = get_close_matches(Path(name).stem, names, n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     raise ConfigError(f"configuration '{name}' is neither a file nor one of the shipped {', '.join(names)}{hint}")
+
+
+def shipped_config(name: str) -> Path | None:
+    """Return the shipped configuration of that name, with or without its suffix, or None."""
+    if Path(name).parent != Path():
+        return None
+    shipped = shipped_folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
+    return shipped if shipped.is_file() else None
 
 
 def config_name(path: Path) -> str:

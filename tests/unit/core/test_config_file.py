@@ -232,3 +232,11 @@ def test_allowing_unknown_keys_still_refuses_bad_values(folder: Path) -> None:
 def test_own_keys_under_extras_are_free(folder: Path) -> None:
     config = build(load(folder / "complete.yaml", ["extras.team.name=x"]), MasterConfig, allow_unknown=False)
     assert config.extras == {"team": {"name": "x"}}
+
+
+def test_a_parent_without_a_folder_that_is_not_beside_the_file_is_a_shipped_one(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: base\ngrpo:\n  seed: 3\n")
+    tree = load(path, [])
+    assert tree.values["env"]["math"]["kind"] == "math"
+    assert tree.source_of("env.math.kind").origin.endswith("base.yaml")

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from rl.core.config import ConfigModel
 from rl.core.config_errors import describe, describe_unset, key_path, unset_mandatory
+from rl.core.config_paths import shipped_config
 from rl.core.config_tree import (
     CLASS_DEFAULT,
     COMMAND_LINE,
@@ -27,7 +28,6 @@ from rl.core.config_tree import (
     iterate_sources,
     merge,
 )
-from rl.core.config_paths import shipped_config
 from rl.core.errors import ConfigError
 from rl.core.interpolation import resolve
 from rl.core.overrides import apply_overrides

@@ -1,0 +1,65 @@
+"""Tests for rl.core.concurrency."""
+
+import asyncio
+
+import pytest
+
+from rl.core.concurrency import gather_or_cancel
+
+
+async def _value(value: int) -> int:
+    return value
+
+
+async def _fail(error: Exception) -> int:
+    raise error
+
+
+class _Sleeper:
+    """Waits for ever, and takes a turn of the loop to end when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.started = asyncio.Event()
+        self.ended = False
+
+    async def run(self) -> int:
+        self.started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            self.ended = True
+        return 0
+
+
+def test_results_come_in_the_order_of_the_work() -> None:
+    assert asyncio.run(gather_or_cancel([_value(1), _value(2), _value(3)])) == [1, 2, 3]
+    assert asyncio.run(gather_or_cancel([])) == []
+
+
+def test_the_first_failure_ends_the_others_before_it_is_raised() -> None:
+    async def scenario() -> bool:
+        sleeper = _Sleeper()
+        with pytest.raises(ValueError, match="broken"):
+            await gather_or_cancel([sleeper.run(), _fail(ValueError("broken"))])
+        return sleeper.ended
+
+    assert asyncio.run(scenario())
+
+
+def test_of_two_failures_the_first_in_order_is_raised() -> None:
+    with pytest.raises(ValueError, match="left"):
+        asyncio.run(gather_or_cancel([_fail(ValueError("left")), _fail(ValueError("right"))]))
+
+
+def test_a_cancellation_from_outside_ends_all_of_them_first() -> None:
+    async def scenario() -> bool:
+        sleeper = _Sleeper()
+        task = asyncio.ensure_future(gather_or_cancel([sleeper.run()]))
+        await sleeper.started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return sleeper.ended
+
+    assert asyncio.run(scenario())

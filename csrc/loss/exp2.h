@@ -18,10 +18,11 @@ inline constexpr float kExp2Floor = -127.0f;
 // order matters).
 TANDEM_INLINE float ClampExponent(float x) { return x < kExp2Floor ? kExp2Floor : x; }
 
-// Relative error below 2e-7 for x in [-126, 0]; x must have gone through ClampExponent. Adding 1.5
-// * 2^23 rounds x to an integer k in the low mantissa bits; 2^(x - k) is a degree-5 minimax
-// polynomial on
-// [-1/2, 1/2] with its constant held at 1, so that 2^0 is exactly 1. NaN gives NaN.
+// Relative error below 2e-7 for x in [-126, 0]; x must have gone through ClampExponent.
+//
+// Adding kRound = 1.5 * 2^23 rounds x to an integer k, which stands in the low mantissa bits. What
+// is left, x - k in [-1/2, 1/2], goes into a minimax polynomial of degree 5 for 2^(x - k); its
+// constant is held at 1, so that 2^0 is exactly 1. NaN gives NaN.
 TANDEM_INLINE float Exp2NonPositive(float x) {
   constexpr float kRound = 12582912.0f;
   const float shifted = x + kRound;

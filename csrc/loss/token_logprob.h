@@ -11,12 +11,13 @@
 // its digits when logits are large. Every row is reduced in one fixed order: results do not depend
 // on the number of threads.
 //
-// Special values
-//   target == ignore_index   logprob 0; entropy and lse still those of the row; gradient row
-//   exactly 0 logit == -inf            probability and gradient exactly 0; as the target, logprob
-//   -inf whole row -inf           lse -inf, logprob and entropy NaN (the caller's error, left
-//   visible) NaN or +inf logit        logprob, entropy and lse NaN g == 0 and h == 0 gradient row
-//   exactly 0, whatever the logits hold
+// Special values:
+// - A target equal to ignore_index: logprob 0; entropy and lse still those of the row; the gradient
+//   row is exactly 0.
+// - A logit of -inf: probability and gradient exactly 0; as the target, logprob -inf.
+// - A whole row of -inf: lse -inf; logprob and entropy NaN (the caller's error, left visible).
+// - A logit of NaN or +inf: logprob, entropy and lse NaN.
+// - g == 0 and h == 0: the gradient row is exactly 0, whatever the logits hold.
 #pragma once
 
 #include <cstdint>

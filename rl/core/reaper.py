@@ -24,8 +24,9 @@ SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 1.0
 TERMINATE_GRACE_S = 1.5
 SWEEP_DEADLINE_S = 8.0
+SWEEP_PAUSE_S = 0.1
 # An environment can change once after the first sight of a process: between fork and exec.
-YOUNG_SIGHTS = 3
+YOUNG_S = 5.0
 # Segments that libraries create under names of their own. Only these may be removed without the run's tag in the name:
 # a user may well keep a model in /dev/shm and map it.
 FOREIGN_SEGMENTS = re.compile(r"^(psm_|sem\.|wnsm_|torch_|nccl-|cuda\.shm\.|plasma|vllm|__KMP_REGISTERED_LIB_)")
@@ -55,13 +56,21 @@ def is_alive(process: Process) -> bool:
     return found is not None and found[0] == process and found[2] not in "ZX"
 
 
-def has_tag(pid: int, tag: str) -> bool:
-    """Whether the environment of the process carries the run's tag."""
+def read_environment(pid: int) -> list[bytes] | None:
+    """Return `NAME=value` of each variable; None when the process has ended or is somebody else's.
+
+    A program shows no variables in the middle of exec, when its parent may run on already, and while it ends.
+    """
+    return read_strings(Path(f"/proc/{pid}/environ"))
+
+
+def read_strings(path: Path) -> list[bytes] | None:
+    """Return the strings of a file of /proc that ends each with a zero byte; None when it cannot be read."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        content = path.read_bytes()
     except OSError:
-        return False
-    return f"{TAG_VARIABLE}={tag}".encode() in environment.split(b"\0")
+        return None
+    return content.split(b"\0") if content else []
 
 
 def mapped_segments(pid: int) -> set[str]:
@@ -88,25 +97,34 @@ class Reaper:
     descendants: set[Process] = field(default_factory=set)
     tagged_segments: set[str] = field(default_factory=set)
     driver_segments: set[str] = field(default_factory=set)
-    _sights: dict[Process, int] = field(default_factory=dict)
+    starting: set[Process] = field(default_factory=set)
+    _first_seen: dict[Process, float] = field(default_factory=dict)
 
     def scan(self) -> None:
-        """Look at new processes; remember the tagged ones and the driver's descendants."""
-        itself = os.getpid()
+        """Look at new processes; remember the tagged ones, the driver's descendants, and which of them still start."""
+        itself, now = os.getpid(), time.monotonic()
         parents: dict[int, tuple[Process, int]] = {}
         for entry in os.listdir("/proc"):
             found = read_process(int(entry)) if entry.isdigit() and int(entry) != itself else None
             if found is not None:
                 parents[found[0].pid] = (found[0], found[1])
-        self._sights = {process: self._sights.get(process, 0) + 1 for process, _ in parents.values()}
-        self.tagged = {process for process in self.tagged if process in self._sights}
-        self.descendants = {process for process in self.descendants if process in self._sights}
+        self._first_seen = {process: self._first_seen.get(process, now) for process, _ in parents.values()}
+        self.tagged = {process for process in self.tagged if process in self._first_seen}
+        self.descendants = {process for process in self.descendants if process in self._first_seen}
+        mark = f"{TAG_VARIABLE}={self.tag}".encode()
+        unreadable = set()
         for process, _ in parents.values():
-            if process != self.driver and self._sights[process] <= YOUNG_SIGHTS and has_tag(process.pid, self.tag):
+            if process == self.driver or process in self.tagged or now - self._first_seen[process] > YOUNG_S:
+                continue
+            environment = read_environment(process.pid)
+            if environment and mark in environment:
                 self.tagged.add(process)
+            elif environment == []:
+                unreadable.add(process)
         for process, _ in parents.values():
             if process != self.driver:
                 self._classify(process, parents)
+        self.starting = {process for process in unreadable & self.descendants if is_alive(process)}
         for process in self.tagged:
             self.tagged_segments |= mapped_segments(process.pid)
         for process in {self.driver} | self.descendants:
@@ -150,17 +168,23 @@ class Reaper:
     def _end_processes(self, driver_is_dead: bool) -> list[str]:
         ended: dict[Process, str] = {}
         begin = time.monotonic()
-        while time.monotonic() - begin < SWEEP_DEADLINE_S:
+        # Of a dead driver, new children have no parent that tells: a second look shows their environment.
+        looks = 2 if driver_is_dead else 1
+        while looks and time.monotonic() - begin < SWEEP_DEADLINE_S:
             self.scan()
             owned = self.tagged | (self.descendants if driver_is_dead else set())
+            is_late = time.monotonic() - begin >= TERMINATE_GRACE_S
             alive = [process for process in owned if is_alive(process) and not self._serves_driver(process)]
-            if not alive:
-                break
-            number = signal.SIGTERM if time.monotonic() - begin < TERMINATE_GRACE_S else signal.SIGKILL
+            looks -= not alive and not self.starting
+            number = signal.SIGKILL if is_late else signal.SIGTERM
             for process in alive:
+                # Without a command line it is about to become something else or to end: look again.
+                if not is_late and read_strings(Path(f"/proc/{process.pid}/cmdline")) == []:
+                    continue
                 ended.setdefault(process, process_name(process.pid))
                 send_signal(process, number)
-            time.sleep(0.1)
+            if looks:
+                time.sleep(SWEEP_PAUSE_S)
         return [f"{process.pid} {name}" for process, name in ended.items()]
 
     def _serves_driver(self, process: Process) -> bool:
@@ -168,10 +192,8 @@ class Reaper:
         found = read_process(process.pid)
         if found is None or found[1] != self.driver.pid or not is_alive(self.driver):
             return False
-        try:
-            return b"multiprocessing.resource_tracker" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
-        except OSError:
-            return False
+        command = read_strings(Path(f"/proc/{process.pid}/cmdline"))
+        return any(b"multiprocessing.resource_tracker" in word for word in command or [])
 
     def _remove_segments(self, driver_is_dead: bool) -> list[str]:
         """Remove tagged names, and foreign-named segments of our processes that nobody else has mapped."""

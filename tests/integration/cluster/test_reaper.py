@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rl.core.reaper import has_tag, is_alive, read_process
+from rl.core.reaper import TAG_VARIABLE, is_alive, read_environment, read_process
 from tests.support import ray_driver
 
 GONE_DEADLINE_S = 10.0
@@ -47,7 +47,8 @@ class Driver:
     def remains(self):
         """What is left of the run: processes, sockets and files of the temporary folder, shared memory."""
         named = [f"pid {process.pid}" for process in self.processes if is_alive(process)]
-        tagged = [f"tagged {pid}" for pid in psutil.pids() if has_tag(pid, self.tag) and is_running(pid)]
+        mark = f"{TAG_VARIABLE}={self.tag}".encode()
+        tagged = [f"tagged {pid}" for pid in psutil.pids() if mark in (read_environment(pid) or []) and is_running(pid)]
         segments = [name for name in self.segments if Path("/dev/shm", name).exists()]
         others = [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(self.tag)]
         folder = [str(self.temp_dir)] if self.temp_dir.exists() else []

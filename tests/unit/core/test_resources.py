@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from rl.core.errors import ConfigError
-from rl.core.reaper import TAG_VARIABLE, is_alive, read_process
+from rl.core.reaper import TAG_VARIABLE, Reaper, is_alive, read_environment, read_process
 from rl.core.resources import RunResources, thread_plan
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -83,6 +83,24 @@ def test_close_ends_tagged_processes_and_spares_others():
         segment.close()
         if Path("/dev/shm", segment.name).exists():
             segment.unlink()
+
+
+def test_a_process_in_the_middle_of_exec_is_waited_for(tmp_path, monkeypatch):
+    script = (
+        f"import os, subprocess; child = subprocess.Popen({SLEEPER}, env=os.environ | {{{TAG_VARIABLE!r}: 'tdm-1'}}); "
+        "print(child.pid, flush=True); print(child.wait(), flush=True); input()"
+    )
+    driver = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child, looks = int(driver.stdout.readline()), []
+
+    def read(pid):
+        looks.append(pid)
+        return [] if pid == child and looks.count(pid) < 3 else read_environment(pid)
+
+    monkeypatch.setattr("rl.core.reaper.read_environment", read)
+    reaper = Reaper("tdm-1", tmp_path / "gone", read_process(driver.pid)[0], time.time())
+    assert [line.split()[0] for line in reaper.sweep(driver_is_dead=False)["ended"]] == [str(child)]
+    assert driver.communicate("\n", timeout=5)[0] == f"-{signal.SIGTERM.value}\n"
 
 
 DRIVER = textwrap.dedent(

@@ -33,6 +33,7 @@ from rl.data.prompts import PromptSource
 from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.config import StallWatchdogConfig
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.trainer.policy import Policy
 from rl.weights.sync import WeightSync
 
@@ -47,6 +48,7 @@ class ControllerParts:
         prompts: The training prompts, whose position is checkpointed.
         buffer: Joins pump and step.
         manager: Makes the groups.
+        movement: What the managers of training and validation have under way.
         pump: Dispatches them.
         step: One training step.
         validator: None = no validation prompts.
@@ -62,6 +64,7 @@ class ControllerParts:
     prompts: PromptSource
     buffer: ReplayBuffer
     manager: RolloutManager
+    movement: Movement
     pump: RolloutPump
     step: TrainStep
     validator: Validator | None
@@ -229,10 +232,10 @@ class Controller:
         parts = self._parts
         phase = parts.phases.current
         awaited = (
-            f"{phase} in step {self._state.step + 1} ({parts.manager.inflight} groups in flight, "
+            f"{phase} in step {self._state.step + 1} ({parts.movement.inflight} groups in flight, "
             f"{parts.buffer.count(GroupState.READY)} ready, {parts.buffer.count(GroupState.OPEN)} to be replaced)"
         )
-        moves = (parts.phases.changes, parts.manager.attempts)
+        moves = (parts.phases.changes, parts.movement.attempts)
         if phase in (GENERATION, VALIDATION):
             return Progress(moves, awaited, None)
         return Progress(moves[:1], awaited, parts.call_timeout_s)

@@ -9,11 +9,16 @@ from rl.data.chat import PromptTokenizer
 from rl.environments.base import Environment
 from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 
 
 class RolloutFactory:
-    """Makes rollout managers that share engines and environments but not their sampling settings."""
+    """Makes rollout managers that share engines and environments but not their sampling settings.
+
+    Attributes:
+        movement: What all its managers have under way, and what has ended.
+    """
 
     def __init__(
         self,
@@ -28,6 +33,7 @@ class RolloutFactory:
         self._environments = environments
         self._tokenizer = tokenizer
         self._clock = clock
+        self.movement = Movement()
 
     def training_sampling(self) -> SamplingParams:
         """As `policy.generation` says."""
@@ -67,7 +73,13 @@ class RolloutFactory:
         )
         runner = GroupRunner(self._generator, self._environments, sampling, self._encode, limits, self._clock)
         return RolloutManager(
-            runner, failure, config.async_rl.max_inflight_prompts, config.grpo.seed, name, self._clock
+            runner,
+            failure,
+            config.async_rl.max_inflight_prompts,
+            config.grpo.seed,
+            name,
+            self._clock,
+            self.movement,
         )
 
     def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:

@@ -114,6 +114,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         prompts=prompts,
         buffer=buffer,
         manager=manager,
+        movement=rollouts.movement,
         pump=pump,
         step=TrainStep(step_parts, context.phases, context.stop),
         validator=build_validator(config, rollouts, validation_prompts, context.clock),
@@ -139,7 +140,9 @@ def build_model(config: MasterConfig, context: RunContext) -> _Model:
     check_disk(config, path, context.checkpointer.folder)
     name = policy.tokenizer.name
     tokenizer_path = None if name is None else resolve_model(name, progress=context.reporter.note)
-    tokenizer = PromptTokenizer(path, policy.tokenizer, config.data, tokenizer_path, policy.trust_remote_code)
+    tokenizer = PromptTokenizer(
+        path, policy.tokenizer, config.data, tokenizer_path, trust_remote_code=policy.trust_remote_code
+    )
     return _Model(path, tokenizer)
 
 
@@ -152,8 +155,8 @@ def check_disk(config: MasterConfig, model_path: Path, folder: Path) -> None:
     parameters = parameter_count(model_path)
     if parameters is None or not config.checkpointing.enabled:
         return
+    one = checkpoint_bytes(parameters, config.checkpointing.save_optimizer)
     bytes_per_weight = 4 if config.policy.precision == "float32" else 2
-    one = checkpoint_bytes(parameters, config.checkpointing.save_optimizer, bytes_per_weight)
     export = parameters * bytes_per_weight if config.checkpointing.export_hf else 0
     check_free_space(folder, 2 * one + export)
 

@@ -14,6 +14,7 @@ from collections import Counter
 from rl.core.clock import Clock
 from rl.core.types import Dropped, Prompt, Rollout, RolloutGroup, RolloutStatus
 from rl.rollout.config import RolloutFailureConfig
+from rl.rollout.movement import Movement
 from rl.rollout.retry import Fail, Failures, GiveUp, decide, is_infra
 from rl.rollout.runner import Attempt, GroupRunner
 from rl.rollout.ticket import Ticket
@@ -37,10 +38,18 @@ class RolloutManager:
         seed: Seed of the run.
         name: Start of the request ids, unique among the managers of one generator.
         clock: Time.
+        movement: Counts the attempts; shared by the managers of a run.
     """
 
     def __init__(
-        self, runner: GroupRunner, budgets: RolloutFailureConfig, max_inflight: int, seed: int, name: str, clock: Clock
+        self,
+        runner: GroupRunner,
+        budgets: RolloutFailureConfig,
+        max_inflight: int,
+        seed: int,
+        name: str,
+        clock: Clock,
+        movement: Movement,
     ) -> None:
         self._runner = runner
         self._budgets = budgets
@@ -49,18 +58,7 @@ class RolloutManager:
         self._name = name
         self._clock = clock
         self._counters: Counter[str] = Counter()
-        self._inflight = 0
-        self._attempts = 0
-
-    @property
-    def inflight(self) -> int:
-        """Groups that are being generated or scored now."""
-        return self._inflight
-
-    @property
-    def attempts(self) -> int:
-        """Attempts that ended, well or not: the sign that generation moves."""
-        return self._attempts
+        self.movement = movement
 
     async def run_group(self, prompt: Prompt, n: int, ticket: Ticket) -> RolloutGroup | Dropped:
         """Roll out `n` siblings of `prompt`, with retries.
@@ -95,13 +93,9 @@ class RolloutManager:
 
     async def _attempt(self, prompt: Prompt, n: int, ticket: Ticket, number: int) -> tuple[Rollout, ...]:
         async with self._permits:
-            self._inflight += 1
-            try:
+            with self.movement.attempt():
                 attempt = Attempt(self._seed, ticket.seq, ticket.replacement, number, self._name)
                 return await self._runner.run(prompt, n, attempt)
-            finally:
-                self._inflight -= 1
-                self._attempts += 1
 
     def _count_retry(self, prompt: Prompt, error: Exception) -> None:
         self._counters["num_infra_retries" if is_infra(error) else "num_data_retries"] += 1

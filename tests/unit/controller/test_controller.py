@@ -25,6 +25,7 @@ from rl.generation.generator import SamplingParams
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.config import RolloutFailureConfig, StallWatchdogConfig
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.sampler import InOrder
 from tests.support.clock import FakeClock
@@ -67,6 +68,7 @@ def build(
     clock: FakeClock | None = None,
     environment: EchoEnvironment | None = None,
     needs: frozenset[Need] = frozenset(),
+    max_inflight: int = 8,
     **grpo: Any,
 ) -> World:
     clock = clock or FakeClock()
@@ -77,8 +79,10 @@ def build(
     envs = {"echo": environment or EchoEnvironment()}
     runner = GroupRunner(generator, envs, SAMPLING, lambda _: (), RunnerLimits(1, 64, 1e6, 5.0), clock)
 
+    movement = Movement()
+
     def manager(name: str) -> RolloutManager:
-        return RolloutManager(runner, RolloutFailureConfig(), 8, 1, name, clock)
+        return RolloutManager(runner, RolloutFailureConfig(), max_inflight, 1, name, clock, movement)
 
     training = manager("train")
     generating, models = Activity(clock), {"policy": policy}
@@ -93,6 +97,7 @@ def build(
         prompts=cast(Any, source),
         buffer=buffer,
         manager=training,
+        movement=movement,
         pump=pump,
         step=TrainStep(step_parts, phases, stop),
         validator=Validator([make_prompt(90), make_prompt(91)], 1, manager, clock),
@@ -221,6 +226,14 @@ async def test_a_generator_that_never_answers_ends_as_a_stall_that_names_the_wai
     with pytest.raises(StallError, match=r"exposed_generation in step 1 \(2 groups in flight, 0 ready"):
         await world.run()
     assert clock.now() == 110.0
+
+
+async def test_a_validation_that_is_longer_than_the_stall_timeout_is_no_stall(tmp_path: Path) -> None:
+    clock = FakeClock()
+    generator = FakeGenerator(clock, latency=lambda name: 60.0 if name.startswith("val") else 1.0)
+    world = build(tmp_path, clock=clock, generator=generator, val_at_start=True, max_num_steps=1, max_inflight=1)
+    assert (await world.run()).finished
+    assert clock.now() > 120.0
 
 
 async def test_a_long_training_phase_is_no_stall(tmp_path: Path) -> None:

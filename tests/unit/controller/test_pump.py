@@ -14,6 +14,7 @@ from rl.generation.generator import SamplingParams
 from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.config import RolloutFailureConfig
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.sampler import InOrder
 from rl.rollout.seeds import stable_seed
@@ -49,7 +50,7 @@ def build(
     buffer = ReplayBuffer(InOrder(lookahead), n, capacity or n * (lookahead + 1), replacements)
     limits = RunnerLimits(1, 64, 50.0, 5.0)
     runner = GroupRunner(generator, {"echo": EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock)
-    manager = RolloutManager(runner, RolloutFailureConfig(), n * 2, seed=1, name="train", clock=clock)
+    manager = RolloutManager(runner, RolloutFailureConfig(), n * 2, seed=1, name="train", clock=clock, movement=Movement())
     source = FakePromptSource()
     return House(clock, generator, buffer, manager, RolloutPump(buffer, source, manager, 2, Activity(clock)), source)
 
@@ -133,7 +134,7 @@ async def test_random_schedules_lose_nothing_exceed_nothing_and_never_deadlock(s
     assert max(house.staleness) <= lookahead
     assert max(live) <= capacity
     assert house.buffer.live == 0
-    assert house.manager.inflight == 0
+    assert house.manager.movement.inflight == 0
     assert all(house.buffer.count(state) == 0 for state in GroupState)
 
 
@@ -157,7 +158,7 @@ async def test_a_fatal_error_of_one_group_ends_the_pump_and_its_other_groups() -
     with pytest.raises(ExceptionGroup) as failures:
         await clock.run(house.pump.run())
     assert failures.group_contains(FatalError, match="stop")
-    assert house.manager.inflight == 0
+    assert house.manager.movement.inflight == 0
 
 
 async def test_held_starts_nothing_and_lets_running_groups_finish() -> None:

@@ -6,6 +6,7 @@ from rl.core.types import RolloutStatus
 from rl.generation.generator import SamplingParams
 from rl.rollout.config import RolloutFailureConfig
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
@@ -20,7 +21,7 @@ def make_validator(
     return Validator(
         [make_prompt(index) for index in range(prompts)],
         samples,
-        lambda name: RolloutManager(runner, RolloutFailureConfig(), 2, seed=1, name=name, clock=clock),
+        lambda name: RolloutManager(runner, RolloutFailureConfig(), 2, 1, name, clock, Movement()),
         clock,
     )
 

@@ -10,6 +10,7 @@ from rl.core.types import Dropped, RolloutGroup, RolloutStatus
 from rl.generation.generator import SamplingParams
 from rl.rollout.config import RolloutFailureConfig
 from rl.rollout.manager import RolloutManager
+from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.ticket import Ticket
 from tests.support.clock import FakeClock
@@ -23,7 +24,7 @@ def make_manager(
 ) -> RolloutManager:
     limits = RunnerLimits(1, 64, generation_timeout_s=100.0, env_timeout_s=5.0)
     runner = GroupRunner(generator, {"echo": environment or EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock)
-    return RolloutManager(runner, RolloutFailureConfig(), max_inflight, seed=1, name="train", clock=clock)
+    return RolloutManager(runner, RolloutFailureConfig(), max_inflight, seed=1, name="train", clock=clock, movement=Movement())
 
 
 def failing(times: int, error: Callable[[], Exception]) -> Callable[[str], Exception | None]:
@@ -49,7 +50,7 @@ async def test_a_group_that_keeps_failing_is_dropped_with_its_reason() -> None:
     dropped = await clock.run(manager.run_group(make_prompt(0), 2, Ticket(0, 0)))
     assert dropped == Dropped("infra_error", 5, "InfraError: engine died")
     assert manager.drain_counters()["num_failed_prompt_groups"] == 1
-    assert manager.inflight == 0
+    assert manager.movement.inflight == 0
 
 
 async def test_a_data_error_is_tried_twice_without_a_pause() -> None:
@@ -110,7 +111,7 @@ async def test_a_cancelled_group_gives_its_place_back() -> None:
     manager = make_manager(FakeGenerator(clock, latency=lambda _: 1e9), clock, max_inflight=1)
     task = asyncio.ensure_future(manager.run_group(make_prompt(0), 2, Ticket(0, 0)))
     await clock.settle()
-    assert manager.inflight == 1
+    assert manager.movement.inflight == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert manager.inflight == 0
+    assert manager.movement.inflight == 0

@@ -22,10 +22,10 @@ def parameter_count(path: Path) -> int | None:
     return sum(_safetensors_parameters(file) for file in files) or None
 
 
-def checkpoint_bytes(parameters: int, save_optimizer: bool, bytes_per_weight: int = _BYTES_PER_FLOAT) -> int:
-    """Return the size of one checkpoint: the weights, and the two moments of Adam in float32."""
+def checkpoint_bytes(parameters: int, save_optimizer: bool) -> int:
+    """Return the size of one checkpoint: the weights and the two moments of Adam, all float32 in any precision."""
     moments = _ADAM_MOMENTS * _BYTES_PER_FLOAT if save_optimizer else 0
-    return parameters * (bytes_per_weight + moments)
+    return parameters * (_BYTES_PER_FLOAT + moments)
 
 
 def _safetensors_parameters(file: Path) -> int:

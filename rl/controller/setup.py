@@ -1,10 +1,10 @@
 """Puts a run together: one line per part, in the order in which they depend on each other.
 
-Cheap checks of the data come before anything heavy starts. What is built is closed in reverse order by the exit stack,
-also when a later part fails. It runs nothing.
+Cheap checks of the data come before anything heavy starts. What blocks (data sets, downloads, conversions, foreign
+imports) runs in threads, so that a signal ends the set-up at once. What is built is closed in reverse order by the exit
+stack, also when a later part fails. It runs nothing.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -29,6 +29,7 @@ from rl.controller.step import StepParts, TrainStep
 from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
 from rl.core.clock import Clock
+from rl.core.concurrency import gather_or_cancel, in_thread
 from rl.core.errors import ConfigError
 from rl.core.imports import import_object
 from rl.core.resources import RunResources, ThreadPlan, thread_plan
@@ -85,10 +86,10 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         ConfigError: the configuration names something that does not exist.
         InfraError: a process did not start.
     """
-    rows, held_out = build_rows(config)
-    model = build_model(config, context)
-    prompts, validation_prompts = build_prompts(config, model, rows, held_out)
-    environments = build_envs(config, stack)
+    rows, held_out = await in_thread("data", lambda: build_rows(config))
+    model = await in_thread("model", lambda: build_model(config, context))
+    prompts, held_out_prompts = await in_thread("prompts", lambda: build_prompts(config, model, rows, held_out))
+    environments = await build_envs(config, stack)
     threads = build_threads(config, context)
     cluster = await build_workers(config, context, stack)
     policy, generator = await build_models(config, cluster, context, model, threads, stack)
@@ -117,7 +118,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         movement=rollouts.movement,
         pump=pump,
         step=TrainStep(step_parts, context.phases, context.stop),
-        validator=build_validator(config, rollouts, validation_prompts, context.clock),
+        validator=build_validator(config, rollouts, held_out_prompts, context.clock),
         checkpointer=context.checkpointer,
         phases=context.phases,
         stop=context.stop,
@@ -185,9 +186,9 @@ def prompt_settings(config: MasterConfig, shuffle: bool) -> PromptSettings:
     )
 
 
-def build_envs(config: MasterConfig, stack: AsyncExitStack) -> dict[str, Environment]:
+async def build_envs(config: MasterConfig, stack: AsyncExitStack) -> dict[str, Environment]:
     """Start the environments' scoring processes."""
-    environments = build_environments(config.env)
+    environments = await in_thread("environments", lambda: build_environments(config.env))
     for environment in environments.values():
         stack.push_async_callback(environment.close)
     return environments
@@ -221,16 +222,13 @@ async def build_models(
     stack: AsyncExitStack,
 ) -> tuple[Policy, Generator]:
     """Start trainer and engines side by side: each spends most of its start on reading files and importing."""
-    starts = (
-        asyncio.ensure_future(build_policy(config, cluster, model, threads, stack)),
-        asyncio.ensure_future(build_generator(config, cluster, context, model, threads, stack)),
+    policy, generator = await gather_or_cancel(
+        [
+            build_policy(config, cluster, model, threads, stack),
+            build_generator(config, cluster, context, model, threads, stack),
+        ]
     )
-    try:
-        return await asyncio.gather(*starts)
-    finally:
-        for start in starts:
-            start.cancel()
-        await asyncio.gather(*starts, return_exceptions=True)
+    return cast(Policy, policy), cast(Generator, generator)
 
 
 async def build_policy(

@@ -49,7 +49,10 @@ class PolicySettings(ConfigModel):
 
     model_name: str = Field(description="Hugging Face id, a folder, or package:<module>/<file>.gguf.")
     tokenizer: TokenizerConfig = TokenizerConfig()
-    precision: Literal["float32", "bfloat16"] = Field("float32", description="Dtype of weights and arithmetic.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Dtype of arithmetic, generators and exports; trained weights and checkpoints are float32 in both.",
+    )
     train_global_batch_size: int | None = Field(
         None, ge=1, description="Sequences per optimizer step; null = all of a step (prompts x generations)."
     )

@@ -1,8 +1,11 @@
 """The trained model: load a causal language model from a Hugging Face folder, run it where it counts, write it back.
 
-Dropout is off (evaluation mode): a training step draws no random numbers. Batching, losses and optimizers are not here.
+Weights are float32 whatever the precision: an optimizer step is often smaller than bfloat16 can add to a weight. A
+lower precision is that of the arithmetic (autocast), of the wire and of exports. Dropout is off (evaluation mode): a
+training step draws no random numbers. Batching, losses and optimizers are not here.
 """
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -45,7 +48,7 @@ class CausalModel:
 
     Args:
         path: Local Hugging Face folder.
-        dtype: Of weights and arithmetic.
+        precision: Dtype of the arithmetic, of logits and of exports; weights are float32.
         device: "cpu" or "cuda:i".
         trust_remote_code: Run model code found in the folder.
         seed: Seeds weights that the folder lacks, so that every rank makes the same.
@@ -54,10 +57,10 @@ class CausalModel:
         ConfigError: the folder does not hold a causal language model that this installation can load.
     """
 
-    def __init__(self, path: Path, *, dtype: torch.dtype, device: str, trust_remote_code: bool, seed: int) -> None:
+    def __init__(self, path: Path, *, precision: torch.dtype, device: str, trust_remote_code: bool, seed: int) -> None:
         self.path = path
         self.device = torch.device(device)
-        self.dtype = dtype
+        self.precision = precision
         self._trust_remote_code = trust_remote_code
         with model_loading(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -75,7 +78,7 @@ class CausalModel:
             positions: [B, S] bool with K true places.
 
         Returns:
-            [K, V] in the model's dtype, row-major order of the places. The [B, S, V] logits never exist.
+            [K, V] in the model's precision, row-major order of the places. The [B, S, V] logits never exist.
         """
 
         # The model's own forward runs, so that whatever it does to its logits (scaling, soft caps) is kept.
@@ -84,7 +87,8 @@ class CausalModel:
 
         hook = self._head.register_forward_pre_hook(keep_marked)
         try:
-            logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+            with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
+                logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
         finally:
             hook.remove()
         return logits
@@ -103,9 +107,25 @@ class CausalModel:
         return dict(self.module.named_parameters())
 
     def save(self, folder: Path) -> None:
-        """Write weights and config.json into `folder` (created when missing)."""
+        """Write the float32 weights and config.json into `folder` (created when missing)."""
         saved: Any = self.module
         saved.save_pretrained(folder)
+
+    def export(self, folder: Path) -> None:
+        """Write what `save` writes, with weights in the precision."""
+        if self.precision == torch.float32:
+            self.save(folder)
+            return
+        saved: Any = self.module
+        # Names of one tied weight must lead to one tensor, or it is written twice.
+        cast: dict[int, Tensor] = {}
+        state = self.module.state_dict()
+        for tensor in state.values():
+            cast.setdefault(tensor.data_ptr(), _in_precision(tensor, self.precision))
+        saved.save_pretrained(folder, state_dict={name: cast[tensor.data_ptr()] for name, tensor in state.items()})
+        config = folder / "config.json"
+        entries = json.loads(config.read_text(encoding="utf-8")) | {"dtype": dtype_name(self.precision)}
+        config.write_text(json.dumps(entries, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
     def load_weights(self, folder: Path) -> None:
         """Replace the weights by those that `save` wrote, bit for bit."""
@@ -116,7 +136,7 @@ class CausalModel:
         try:
             return AutoModelForCausalLM.from_pretrained(
                 path,
-                dtype=self.dtype,
+                dtype=torch.float32,
                 attn_implementation="sdpa",
                 trust_remote_code=self._trust_remote_code,
                 local_files_only=True,
@@ -126,6 +146,15 @@ class CausalModel:
                 f"cannot load a causal language model from {path}: {error}; it must be a Hugging Face folder with "
                 "config.json and weights (own model code needs policy.trust_remote_code=true)"
             ) from error
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return "float32" for torch.float32, and so on."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _in_precision(tensor: Tensor, precision: torch.dtype) -> Tensor:
+    return tensor.to("cpu", precision) if tensor.is_floating_point() else tensor.cpu()
 
 
 def copy_model_files(model_path: Path, tokenizer_path: Path, chat_template: str | None, folder: Path) -> None:

@@ -57,7 +57,7 @@ class PolicyWorker:
         )
         self._forward = ForwardSettings(request.temperature, settings.logprob_impl, settings.train_micro_batch_size)
         self._version = request.version
-        self._sender = WeightSender(self._model.named_tensors)
+        self._sender = WeightSender(self._model.named_tensors, self._model.precision)
 
     def version(self) -> PolicyVersion:
         """Return the version of the weights."""
@@ -106,8 +106,9 @@ class PolicyWorker:
         return compute_logprobs(self._reference, batch, self._forward)
 
     def save(self, folder: Path, with_optimizer: bool) -> None:
-        """Write weights, version and random state, and with `with_optimizer` moments and schedule, into `folder`."""
-        self._export_model(folder / MODEL_FOLDER)
+        """Write float32 weights, version and random state, and with `with_optimizer` moments and schedule."""
+        self._model.save(folder / MODEL_FOLDER)
+        self._copy_model_files(folder / MODEL_FOLDER)
         torch.save({"version": self._version, "rng": torch.get_rng_state()}, folder / STATE_FILE)
         if with_optimizer:
             torch.save(self._optimizer.state_dict(), folder / OPTIMIZER_FILE)
@@ -133,8 +134,9 @@ class PolicyWorker:
         return self._version
 
     def export(self, folder: Path) -> None:
-        """Write a folder that `from_pretrained` loads: weights, tokenizer, chat template, generation configuration."""
-        self._export_model(folder)
+        """Write a folder that `from_pretrained` loads: weights in the policy's precision, tokenizer, chat template."""
+        self._model.export(folder)
+        self._copy_model_files(folder)
 
     def sender_manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors of a refit in wire order."""
@@ -167,17 +169,15 @@ class PolicyWorker:
         """Release the transport's buffers."""
         self._sender.close()
 
-    def _export_model(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._model.save(folder)
-        # Second, so that the original generation configuration wins over the library's rewritten one.
+    def _copy_model_files(self, folder: Path) -> None:
+        # After the weights, so that the original generation configuration wins over the library's rewritten one.
         template = self._settings.tokenizer.chat_template
         copy_model_files(self._request.model_path, self._request.tokenizer_path, template, folder)
 
     def _load_model(self) -> CausalModel:
         return CausalModel(
             self._request.model_path,
-            dtype=torch.float32 if self._settings.precision == "float32" else torch.bfloat16,
+            precision=torch.float32 if self._settings.precision == "float32" else torch.bfloat16,
             device=self._context.device,
             trust_remote_code=self._settings.trust_remote_code,
             seed=self._request.seed,

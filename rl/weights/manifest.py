@@ -32,14 +32,19 @@ _ITEM_BYTES = {
 }
 
 
-def manifest_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """Return the manifest of named tensors, in the order of the mapping.
+def wire_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """Return the dtype in which a tensor travels: `dtype` for floating-point ones where it is given."""
+    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+
+
+def manifest_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> tuple[TensorSpec, ...]:
+    """Return the manifest of named tensors, in the order of the mapping; floating-point ones travel as `dtype`.
 
     Raises:
         WeightSyncError: a dtype that the wire does not carry; names the tensor.
     """
     manifest = tuple(
-        TensorSpec(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
+        TensorSpec(name, str(wire_dtype(tensor, dtype)).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
     )
     for spec in manifest:

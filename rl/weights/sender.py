@@ -12,7 +12,7 @@ import xxhash
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.weights.host import SharedRing
-from rl.weights.manifest import first_difference, manifest_of
+from rl.weights.manifest import first_difference, manifest_of, wire_dtype
 from rl.weights.plan import BucketPlan, check_plan
 from rl.weights.transport import TensorSpec, TransferInfo
 
@@ -23,10 +23,14 @@ class WeightSender:
     Args:
         named_tensors: Called at every start; tied weights once, under the name of the checkpoint. The tensors must
             not change until finish.
+        dtype: Of floating-point tensors on the wire, cast one at a time while packing; None = each its own.
     """
 
-    def __init__(self, named_tensors: Callable[[], Mapping[str, torch.Tensor]]) -> None:
+    def __init__(
+        self, named_tensors: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None = None
+    ) -> None:
         self._named_tensors = named_tensors
+        self._dtype = dtype
         self._info: TransferInfo | None = None
         self._plan: BucketPlan | None = None
         self._ring: SharedRing | None = None
@@ -37,7 +41,7 @@ class WeightSender:
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors in wire order."""
-        return manifest_of(self._named_tensors())
+        return manifest_of(self._named_tensors(), self._dtype)
 
     def open(self, info: TransferInfo) -> None:
         """Create the ring.
@@ -56,7 +60,7 @@ class WeightSender:
         if self._info is None:
             raise WeightSyncError(f"refit of version {version}: the sender is not open")
         tensors = self._named_tensors()
-        self._check_manifest(self._info, manifest_of(tensors))
+        self._check_manifest(self._info, manifest_of(tensors, self._dtype))
         self._tensors = [tensor.detach() for tensor in tensors.values()]
         self._flat = None
         self._digest = xxhash.xxh3_64()
@@ -101,7 +105,8 @@ class WeightSender:
     def _bytes_of(self, index: int) -> torch.Tensor:
         """Tensor number `index` as contiguous bytes on the CPU; kept, because a large one spans buckets."""
         if self._flat is None or self._flat[0] != index:
-            tensor = self._tensors[index].to("cpu").contiguous().reshape(-1)
+            source = self._tensors[index]
+            tensor = source.to(wire_dtype(source, self._dtype)).to("cpu").contiguous().reshape(-1)
             self._flat = (index, tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8))
         return self._flat[1]
 

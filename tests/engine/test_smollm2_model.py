@@ -43,7 +43,7 @@ def test_the_trainer_scores_tokens_as_a_plain_forward_does(folder: Path) -> None
     answers = [tokenizer.encode(text) for text in ("8\n", "9\n", "12 and more\n")]
     rollouts = [make_rollout([(prompt, make_completion(answer))]) for answer in answers]
     batch = TrainBatch.from_groups([make_group(0, rollouts)])
-    model = CausalModel(folder, dtype=torch.float32, device="cpu", trust_remote_code=False, seed=0)
+    model = CausalModel(folder, precision=torch.float32, device="cpu", trust_remote_code=False, seed=0)
     got = compute_logprobs(model, batch, ForwardSettings(1.0, "native", micro_batch_size=3))
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = []

@@ -28,4 +28,4 @@ def test_nothing_to_go_by_is_none(tmp_path: Path) -> None:
 
 def test_a_checkpoint_holds_weights_and_moments() -> None:
     assert checkpoint_bytes(100, save_optimizer=True) == 1200
-    assert checkpoint_bytes(100, save_optimizer=False, bytes_per_weight=2) == 200
+    assert checkpoint_bytes(100, save_optimizer=False) == 400

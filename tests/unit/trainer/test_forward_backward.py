@@ -25,7 +25,7 @@ LOSS = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.0), uses_prev=
 
 
 def load(path: Path) -> CausalModel:
-    return CausalModel(path, dtype=torch.float32, device="cpu", trust_remote_code=False, seed=0)
+    return CausalModel(path, precision=torch.float32, device="cpu", trust_remote_code=False, seed=0)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

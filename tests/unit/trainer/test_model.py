@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import ConfigError
 from rl.trainer.model import CausalModel
 
 
-def load(path: Path, dtype: torch.dtype = torch.float32) -> CausalModel:
-    return CausalModel(path, dtype=dtype, device="cpu", trust_remote_code=False, seed=0)
+def load(path: Path, precision: torch.dtype = torch.float32) -> CausalModel:
+    return CausalModel(path, precision=precision, device="cpu", trust_remote_code=False, seed=0)
 
 
 def test_logits_at_marked_positions_equal_a_plain_forward(tiny_model: Path) -> None:
@@ -29,8 +30,27 @@ def test_tied_weights_appear_once_and_untied_ones_twice(tiny_model: Path, untied
     assert "lm_head.weight" in load(untied_model).named_tensors()
 
 
-def test_weights_come_in_the_asked_dtype(tiny_model: Path) -> None:
-    assert {tensor.dtype for tensor in load(tiny_model, torch.bfloat16).named_tensors().values()} == {torch.bfloat16}
+def test_in_bfloat16_the_weights_are_float32_and_the_logits_are_not(tiny_model: Path) -> None:
+    model = load(tiny_model, torch.bfloat16)
+    assert {tensor.dtype for tensor in model.named_tensors().values()} == {torch.float32}
+    tokens = torch.tensor([[1, 2, 3]])
+    logits = model.logits_at(tokens, torch.ones_like(tokens).bool())
+    assert logits.dtype == torch.bfloat16
+    exact = load(tiny_model).logits_at(tokens, torch.ones_like(tokens).bool()).detach()
+    assert torch.allclose(logits.float(), exact, atol=0.02 * float(exact.abs().max()))
+
+
+def test_an_export_holds_the_weights_once_in_the_precision_and_a_checkpoint_in_float32(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    model = load(tiny_model, torch.bfloat16)
+    model.save(tmp_path / "checkpoint")
+    model.export(tmp_path / "export")
+    for name, dtype in (("checkpoint", torch.float32), ("export", torch.bfloat16)):
+        tensors = load_file(tmp_path / name / "model.safetensors")
+        assert {tensor.dtype for tensor in tensors.values()} == {dtype}
+        assert set(tensors) == set(model.named_tensors())
+        assert AutoModelForCausalLM.from_pretrained(tmp_path / name).dtype == dtype
 
 
 def test_a_folder_that_is_no_model_is_a_config_error(tmp_path: Path) -> None:

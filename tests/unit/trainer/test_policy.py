@@ -188,6 +188,19 @@ async def test_ten_steps_equal_five_a_restore_and_five_bit_for_bit(
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
+async def test_small_steps_move_the_weights_in_bfloat16_as_in_float32(tiny_model: Path) -> None:
+    moved = {}
+    for precision in ("float32", "bfloat16"):
+        settings = make_settings(tiny_model, lr=1e-6, precision=precision)
+        policy = await make_policy(settings, make_request(tiny_model))
+        before = await weights_of(policy)
+        for step in range(10):
+            await policy.train(make_batch(step), PLAIN)
+        after = await weights_of(policy)
+        moved[precision] = sum(float((after[name] - before[name]).abs().sum()) for name in after)
+    assert moved["bfloat16"] == pytest.approx(moved["float32"], rel=0.05)
+
+
 async def test_a_checkpoint_without_optimizer_state_is_refused_with_the_way_out(
     tiny_model: Path, tmp_path: Path
 ) -> None:

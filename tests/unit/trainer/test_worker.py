@@ -11,9 +11,9 @@ from rl.trainer.worker import PolicyWorker
 from tests.support.policies import make_request, make_settings
 
 
-def make_worker(model: Path, **changes: int) -> PolicyWorker:
+def make_worker(model: Path, precision: str = "float32", **changes: int) -> PolicyWorker:
     context = WorkerContext("policy", 0, 1, 0, "", "cpu", 1, "test")
-    return PolicyWorker(context, make_settings(model), make_request(model, **changes))
+    return PolicyWorker(context, make_settings(model, precision=precision), make_request(model, **changes))
 
 
 def test_weights_of_another_version_are_not_sent(tiny_model: Path) -> None:
@@ -22,13 +22,14 @@ def test_weights_of_another_version_are_not_sent(tiny_model: Path) -> None:
         worker.sender_start(4)
 
 
-def test_the_manifest_names_each_weight_once_with_its_full_shape(tiny_model: Path) -> None:
-    worker = make_worker(tiny_model)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_manifest_names_each_weight_once_with_its_full_shape(tiny_model: Path, precision: str) -> None:
+    worker = make_worker(tiny_model, precision)
     tensors = worker.named_tensors()
     manifest = worker.sender_manifest()
     assert [spec.name for spec in manifest] == list(tensors)
     assert [spec.shape for spec in manifest] == [tuple(tensor.shape) for tensor in tensors.values()]
-    assert {spec.dtype for spec in manifest} == {"float32"}
+    assert {spec.dtype for spec in manifest} == {precision}
 
 
 def test_the_version_grows_by_one_with_each_rl_step(tiny_model: Path) -> None:

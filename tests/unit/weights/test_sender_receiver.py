@@ -21,10 +21,12 @@ Tensors = dict[str, torch.Tensor]
 class Ends:
     """A connected sender and receiver and what the receiver loaded."""
 
-    def __init__(self, tensors: Tensors, bucket_bytes: int, keeps_tensors: bool) -> None:
+    def __init__(
+        self, tensors: Tensors, bucket_bytes: int, keeps_tensors: bool, dtype: torch.dtype | None = None
+    ) -> None:
         self.tensors = tensors
         self.loaded: Tensors = {}
-        self.sender = WeightSender(lambda: self.tensors)
+        self.sender = WeightSender(lambda: self.tensors, dtype)
         keep = (lambda t: t) if keeps_tensors else torch.clone
         self.receiver = WeightReceiver(lambda new: self.loaded.update({n: keep(t) for n, t in new}), keeps_tensors)
         manifest = self.sender.manifest()
@@ -79,6 +81,16 @@ def test_tensors_arrive_bit_for_bit(bucket_bytes: int, keeps_tensors: bool) -> N
         assert ends.loaded[name].dtype == tensor.dtype
         assert torch.equal(ends.loaded[name], tensor)
     assert checksum == checksum_of(list(ends.loaded.values()))
+    ends.close()
+
+
+def test_floating_point_tensors_travel_in_the_wire_dtype_and_others_in_their_own() -> None:
+    ends = Ends(odd_tensors(), 256, keeps_tensors=True, dtype=torch.bfloat16)
+    ends.transfer()
+    for name, tensor in ends.tensors.items():
+        wanted = tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
+        assert ends.loaded[name].dtype == wanted.dtype
+        assert torch.equal(ends.loaded[name], wanted)
     ends.close()
 
 

@@ -43,6 +43,8 @@ CONTROL = "control"
 OWN_CPU_SLOTS = 64
 HEALTH_TIMEOUT_S = 10.0
 KILL_TIMEOUT_S = 5.0
+FREE_TIMEOUT_S = 10.0
+FREE_POLL_S = 0.1
 PLAIN_TYPES = (int, float, str, bytes, bool, type(None))
 
 
@@ -283,7 +285,7 @@ class RayVirtualCluster:
         **kwargs: P.kwargs,
     ) -> WorkerGroup[W]:
         """Start a group; each worker is built as `worker_class(context, *args, **kwargs)` in its own process."""
-        check_resources(request, ray.available_resources(), ray.nodes())
+        await check_resources(request)
         blueprint = Blueprint(
             build=(worker_class, args, dict(kwargs)),
             environment=self._worker_variables(request),
@@ -332,20 +334,36 @@ class RayVirtualCluster:
         return placement
 
 
-def check_resources(request: WorkerRequest, free: Mapping[str, float], nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raise ConfigError when the free resources cannot hold the group, before anything waits for them."""
-    wanted = {"CPU": request.num_workers, "GPU": request.num_workers * request.gpus_per_worker}
-    short = [name for name, amount in wanted.items() if amount > free.get(name, 0.0)]
-    most = max((node["Resources"].get("GPU", 0.0) for node in nodes if node["Alive"]), default=0.0)
-    if not short and request.gpus_per_worker <= most:
-        return
-    offered = ", ".join(f"{free.get(name, 0.0):g} {name} slots" for name in wanted)
-    raise ConfigError(
-        f"group {request.name} wants {wanted['CPU']} CPU slots and {wanted['GPU']} GPU slots "
-        f"({request.num_workers} workers x {request.gpus_per_worker} GPUs); free in the cluster: {offered}; "
-        f"largest node: {most:g} GPUs; "
-        "ask for less, or set cluster.gpus_per_node or cluster.address to a cluster that has them"
-    )
+async def check_resources(request: WorkerRequest) -> None:
+    """Refuse a group that the cluster cannot hold, before anything waits for it.
+
+    What Ray calls free lags behind: a new node's slots and those of an ended worker appear a moment later.
+
+    Raises:
+        ConfigError: the cluster is too small, or stays too busy for FREE_TIMEOUT_S.
+    """
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    total = {name: sum(node.get(name, 0.0) for node in nodes) for name in ("CPU", "GPU")}
+    most = max((node.get("GPU", 0.0) for node in nodes), default=0.0)
+    can_fit = fits(request, total) and request.gpus_per_worker <= most
+    deadline = asyncio.get_running_loop().time() + FREE_TIMEOUT_S
+    while not fits(request, free := ray.available_resources()) or not can_fit:
+        if not can_fit or asyncio.get_running_loop().time() > deadline:
+            offered = ", ".join(f"{free.get(name, 0.0):g} of {total[name]:g} {name} slots" for name in total)
+            raise ConfigError(
+                f"group {request.name} wants {request.num_workers} CPU slots and "
+                f"{request.num_workers * request.gpus_per_worker} GPU slots "
+                f"({request.num_workers} workers x {request.gpus_per_worker} GPUs); free in the cluster: {offered}; "
+                f"largest node: {most:g} GPUs; "
+                "ask for less, or set cluster.gpus_per_node or cluster.address to a cluster that has them"
+            )
+        await asyncio.sleep(FREE_POLL_S)
+
+
+def fits(request: WorkerRequest, slots: Mapping[str, float]) -> bool:
+    """Whether `slots` hold all workers of the group."""
+    gpus = request.num_workers * request.gpus_per_worker
+    return request.num_workers <= slots.get("CPU", 0.0) and gpus <= slots.get("GPU", 0.0)
 
 
 async def start_ray(config: ClusterConfig, run: RunResources) -> RayVirtualCluster:
@@ -369,7 +387,7 @@ async def start_ray(config: ClusterConfig, run: RunResources) -> RayVirtualClust
         raise InfraError(f"Ray did not start within cluster.start_timeout_s={config.start_timeout_s:g} s") from error
     except (RayError, RuntimeError, ConnectionError, ValueError) as error:
         ray_thread.shutdown(wait=False)
-        raise InfraError(f"Ray did not start ({settings.get('address', 'own cluster')}): {error}") from error
+        raise InfraError(f"Ray did not start ({config.address or 'a cluster of its own'}): {error}") from error
     cluster = RayVirtualCluster(config, run, ray_thread)
     alive = sum(bool(node["Alive"]) for node in ray.nodes())
     if alive < config.num_nodes:
@@ -391,6 +409,8 @@ def own_settings(config: ClusterConfig, run: RunResources) -> dict[str, Any]:
             "cluster.address to a cluster that has them"
         )
     return {
+        # Without it Ray would join the cluster that RAY_ADDRESS names.
+        "address": "local",
         "_temp_dir": str(run.temp_dir / "r"),
         "num_cpus": max(OWN_CPU_SLOTS, os.cpu_count() or 1),
         "num_gpus": config.gpus_per_node,

@@ -33,11 +33,13 @@ def run():
 
 @pytest.fixture(scope="module")
 def cluster(run):
-    """A Ray cluster of our own."""
+    """A Ray cluster of our own, whatever other one the environment names."""
+    os.environ["RAY_ADDRESS"] = "127.0.0.1:1"
     built = asyncio.run(build_cluster(CONFIG, run))
     yield built
     asyncio.run(built.shutdown())
     asyncio.run(built.shutdown())
+    del os.environ["RAY_ADDRESS"]
 
 
 async def test_calls_reach_ranks_that_met_at_their_rendezvous(cluster, run):
@@ -59,7 +61,9 @@ async def test_workers_get_threads_and_marks_and_no_secrets(cluster, run):
     assert environment["OMP_NUM_THREADS"] == "3"
     assert environment["TANDEM_RUN_TAG"] == run.tag
     assert environment["TMPDIR"] == str(run.temp_dir)
+    assert environment["OMP_WAIT_POLICY"] == "PASSIVE"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
+    assert environment["RAY_USAGE_STATS_ENABLED"] == "0"
     assert "WANDB_API_KEY" not in environment
     await group.close()
 

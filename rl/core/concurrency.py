@@ -1,7 +1,9 @@
-"""Waiting for several coroutines as one. It knows no workers, no deadlines and no retries."""
+"""Waiting for several coroutines as one, and for blocking work beside the loop. It knows no deadlines, no retries."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 R = TypeVar("R")
@@ -30,3 +32,37 @@ async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
             task.cancel()
         # Every result is either taken or moot by now; reading the late failures keeps asyncio from reporting them.
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(name: str, function: Callable[[], R]) -> R:
+    """Run blocking work in a thread of its own, so that the loop goes on handling signals.
+
+    Other than with `asyncio.to_thread`, neither the loop nor the interpreter waits for the thread at its end: work that
+    is abandoned by a cancellation goes on alone, and ends with the process at the latest.
+
+    Raises:
+        Exception: what `function` raises.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[R] = loop.create_future()
+
+    def deliver(result: R | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # without an error it is an R
+        else:
+            future.set_exception(error)
+
+    def work() -> None:
+        result, failure = None, None
+        try:
+            result = function()
+        except BaseException as error:
+            failure = error
+        # The loop of abandoned work may have ended.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(deliver, result, failure)
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return await future

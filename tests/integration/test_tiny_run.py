@@ -1,9 +1,11 @@
 """Whole runs with the tiny model, without Ray and vLLM: what stands on disk, and what survives which end."""
 
+import fcntl
 import json
 import os
 import resource
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import FatalError
+from rl.data.pretrained import _fingerprint
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"
@@ -151,6 +154,28 @@ def test_a_signal_ends_the_run_cleanly_and_it_can_go_on(tmp_path: Path, number: 
     assert [path.name for path in (run.log_dir / "exp_001" / "checkpoints").iterdir()] == [f"step_{done[-1]}"]
     run.run(["grpo.max_num_steps=8"])
     assert [line["step"] for line in run.metrics()] == list(range(1, 9))
+
+
+def test_a_signal_ends_a_set_up_that_blocks_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packages" / "slow_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "slow.gguf").write_bytes(b"no model")
+    cache = tmp_path / "cache" / "models"
+    cache.mkdir(parents=True)
+    monkeypatch.setenv("TANDEM_CACHE", str(cache.parent))
+    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
+    run = make_tiny_run(tmp_path)
+    with (cache / f"slow-{_fingerprint(package / 'slow.gguf')}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = run.start(["policy.model_name=package:slow_model/slow.gguf"])
+        read_until(process, "waiting for another process that converts the same model")
+        start = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        code, output = finish(process)
+    assert code == 130, output
+    assert "interrupted after step 0" in output
+    assert time.monotonic() - start < 15.0
 
 
 def test_two_runs_at_once_have_different_folders(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """Tests for rl.core.concurrency."""
 
 import asyncio
+import threading
 
 import pytest
 
-from rl.core.concurrency import gather_or_cancel
+from rl.core.concurrency import gather_or_cancel, in_thread
 
 
 async def _value(value: int) -> int:
@@ -63,3 +64,39 @@ def test_a_cancellation_from_outside_ends_all_of_them_first() -> None:
         return sleeper.ended
 
     assert asyncio.run(scenario())
+
+
+def test_blocking_work_leaves_the_loop_free_and_hands_over_its_outcome() -> None:
+    async def scenario() -> tuple[str, str]:
+        free = threading.Event()
+
+        def work() -> str:
+            assert free.wait(60)
+            return threading.current_thread().name
+
+        task = asyncio.ensure_future(in_thread("worker", work))
+        await asyncio.sleep(0)
+        free.set()
+        with pytest.raises(ZeroDivisionError):
+            await in_thread("broken", lambda: 1 // 0)
+        return await task, threading.current_thread().name
+
+    name, own = asyncio.run(scenario())
+    assert name == "worker" != own
+
+
+def test_the_loop_does_not_wait_for_abandoned_work() -> None:
+    free = threading.Event()
+
+    async def scenario() -> None:
+        task = asyncio.ensure_future(in_thread("abandoned", free.wait))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(scenario())
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "abandoned"]
+    free.set()
+    thread.join(60)
+    assert not thread.is_alive()

@@ -94,14 +94,14 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[
 
 
 def _repeats(name: str, value: ast.expr, defaults: dict[str, list[Any]]) -> bool:
-    """Say whether a literal repeats the default of the key of that name; booleans and null are too common to tell."""
-    if (
-        name in COMMON_NAMES
-        or not isinstance(value, ast.Constant)
-        or value.value is None
-        or isinstance(value.value, bool)
-    ):
+    """Say whether a literal repeats the default of the key of that name.
+
+    Null is too common to tell. A boolean that is named like a key is a second default of it even where the two differ.
+    """
+    if name in COMMON_NAMES or not isinstance(value, ast.Constant) or value.value is None:
         return False
+    if isinstance(value.value, bool):
+        return any(isinstance(default, bool) for default in defaults.get(name, []))
     return any(type(default) is type(value.value) and default == value.value for default in defaults.get(name, []))
 
 

@@ -2,7 +2,7 @@
 
 Completions are never tokenized again; only prompts are.
 
-    tokenizer = PromptTokenizer(model_path, policy.tokenizer, data)
+    tokenizer = PromptTokenizer(model_path, policy.tokenizer, data, trust_remote_code=False)
     tokenizer.encode(row.messages)
 """
 
@@ -38,7 +38,8 @@ class PromptTokenizer:
         tokenizer: TokenizerSettings,
         data: DataConfig,
         tokenizer_path: str | Path | None = None,
-        trust_remote_code: bool = False,
+        *,
+        trust_remote_code: bool,
     ) -> None:
         """Load the tokenizer.
 
@@ -116,7 +117,7 @@ class PromptTokenizer:
         chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
-        except (TemplateError, ValueError) as error:
+        except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(message.role for message in messages)
             raise DataError(f"the chat template refuses a conversation with the roles {roles}: {error}") from error
         # The template writes the special tokens itself.

@@ -24,7 +24,8 @@ def folder(tmp_path_factory):
 
 
 def tokenizer(folder, chat_template=None, **data):
-    return PromptTokenizer(folder, TokenizerConfig(chat_template=chat_template), DataConfig(train=TRAIN, **data))
+    tokenizer = TokenizerConfig(chat_template=chat_template)
+    return PromptTokenizer(folder, tokenizer, DataConfig(train=TRAIN, **data), trust_remote_code=False)
 
 
 def test_raw_text_is_tokenized_as_it_is(folder):
@@ -75,7 +76,8 @@ def test_a_folder_without_tokenizer_is_a_configuration_error(tmp_path):
 
 def test_the_models_own_stop_tokens_come_from_its_files(folder, tmp_path):
     assert tokenizer(folder).stop_token_ids == (EOS_ID, 99)
-    other = PromptTokenizer(tmp_path, TokenizerConfig(), DataConfig(train=TRAIN), tokenizer_path=folder)
+    data = DataConfig(train=TRAIN)
+    other = PromptTokenizer(tmp_path, TokenizerConfig(), data, tokenizer_path=folder, trust_remote_code=False)
     assert other.stop_token_ids == (EOS_ID,)
 
 
@@ -101,5 +103,5 @@ def test_code_of_the_folder_runs_only_when_it_is_trusted(folder, tmp_path, monke
     )
     data = DataConfig(train=TRAIN, prompt_format="raw")
     with pytest.raises(ConfigError, match="own code needs policy.trust_remote_code=true"):
-        PromptTokenizer(own, TokenizerConfig(), data)
+        PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=False)
     assert PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=True).decode([97]) == "own"

@@ -24,6 +24,8 @@ def test_the_tree_has_no_scattered_defaults() -> None:
         ("def f(other: dict):\n    return other.get('val_period', 10)\n", 'x.py:2: .get("val_period", ...)'),
         ("def f(val_period: int = 10):\n    pass\n", "x.py:1: parameter val_period of f repeats"),
         ("def f(*, bucket_mib: float = 64.0):\n    pass\n", "x.py:1: parameter bucket_mib of f repeats"),
+        ("def f(trust_remote_code: bool = False):\n    pass\n", "x.py:1: parameter trust_remote_code of f repeats"),
+        ("def f(*, val_at_start=True):\n    pass\n", "x.py:1: parameter val_at_start of f repeats"),
         ("class A:\n    val_period: int = 10\n", "x.py:2: field val_period repeats"),
     ],
 )
@@ -40,6 +42,7 @@ def test_a_scattered_default_is_found(tmp_path: Path, text: str, message: str) -
     [
         "def f(other: dict):\n    return other.get('val_period', 11)\n",
         "def f(val_period: int):\n    return {}.get('something', 10)\n",
+        "def f(is_new: bool = True, enabled: bool = False):\n    pass\n",
         "def f(name: str = 'constant', val_period: int = 12):\n    pass\n",
     ],
 )

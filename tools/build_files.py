@@ -36,7 +36,6 @@ VISIBILITY = {
     "algorithms": ["//:l2"],
     "cluster": ["//:l2"],
     "weights": ["//:l2"],
-    "dataplane": ["//:l2"],
     "telemetry": ["//:l2"],
     "data": ["//:l2"],
     "trainer": ["//:l4"],

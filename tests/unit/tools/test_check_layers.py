@@ -56,6 +56,35 @@ def test_own_code_is_not_imported_inside_functions(tmp_path: Path) -> None:
     ]
 
 
+def test_own_code_is_not_named_in_strings_but_by_those_who_may(tmp_path: Path) -> None:
+    text = 'def f():\n    import_object("rl.data.hf_dataset:load_hf_rows")("rl.data.nothing", "rl.data: not a path")\n'
+    files = {"rl/data/hf_dataset.py": "", "rl/data/prompts.py": text}
+    remedy = "import it, or add it to NAMED_IN_STRINGS in tools/check_layers.py"
+    assert violations_of(tmp_path, files) == [
+        f"rl/data/prompts.py:1: rl.data.hf_dataset is named in a string; {remedy}"
+    ]
+
+
+def test_a_string_does_not_lead_upwards_even_where_one_is_allowed(tmp_path: Path) -> None:
+    files = {"rl/cluster/rendezvous.py": "", "rl/cluster/host.py": 'STORE = "rl.cluster.rendezvous:serve_store"\n'}
+    assert violations_of(tmp_path, files) == []
+    upward = {
+        "rl/controller/run.py": "",
+        "rl/cluster/host.py": '_RUN = ["rl.cluster.rendezvous", "rl.controller.run"]\n',
+    }
+    found = violations_of(tmp_path, upward)
+    assert len(found) == 2
+    assert "in a string: cluster (layer 1) must not import rl.controller.run (layer 4)" in found[0]
+
+
+def test_a_permission_that_nobody_uses_is_named(tmp_path: Path) -> None:
+    found = violations_of(tmp_path, {"rl/cluster/host.py": ""})
+    assert found == [
+        "rl/cluster/host.py:1: rl.cluster.rendezvous is no longer named here; "
+        "take it out of NAMED_IN_STRINGS in tools/check_layers.py"
+    ]
+
+
 def test_big_foreign_packages_have_one_home(tmp_path: Path) -> None:
     files = {
         "rl/cluster/ray.py": "import ray\n",

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from rl.core.reaper import TAG_VARIABLE
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
+from tests.support.waiting import wait_for_exit
 
 RAY: dict[str, dict[str, Any]] = {"cluster": {"kind": "ray", "threads": {"policy": 1, "generation": 1}}}
 GONE_WITHIN_S = 10.0
@@ -51,11 +51,9 @@ def test_a_run_over_ray_equals_one_in_this_process_and_resumes_after_a_kill(tmp_
 
 def assert_nothing_left(tag: str, children: list[psutil.Process]) -> None:
     """No process, shared memory or temporary folder of the run is left soon after its end."""
-    deadline = time.monotonic() + GONE_WITHIN_S
-    _, alive = psutil.wait_procs(children, timeout=GONE_WITHIN_S)
-    assert alive == []
-    while leftovers(tag) and time.monotonic() < deadline:
-        os.sched_yield()
+    wait_for_exit(
+        [child.pid for child in children], GONE_WITHIN_S
+    )  # The reaper, which removes the rest, is among them.
     assert leftovers(tag) == []
 
 

@@ -47,6 +47,7 @@ async def drive() -> None:
         "segments": [foreign.name, named.name],
         "pids": [await group.call(0, EchoWorker.pid), worker_child, own_child.pid, stubborn.pid],
         "driver": os.getpid(),
+        "reaper": run.reaper.process.pid,
     }
     sys.stdout.write(json.dumps(facts) + "\n")
     sys.stdout.flush()

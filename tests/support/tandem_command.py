@@ -23,7 +23,7 @@ class CommandResult:
 
 
 def run_python(arguments: list[str], folder: Path, **environment: str) -> CommandResult:
-    """Run the interpreter with `arguments` in `folder`, which is not on the import path: as for an installed command."""
+    """Run Python with `arguments` in `folder`, which is not on the import path: as for an installed command."""
     paths = [str(ROOT), *(str(Path(path).absolute()) for path in sys.path if path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONSAFEPATH": "1", **environment}
     variables.pop("BUILD_WORKING_DIRECTORY", None) if "BUILD_WORKING_DIRECTORY" not in environment else None

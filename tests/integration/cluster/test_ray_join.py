@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from rl.cluster.worker_group import WorkerRequest
 from rl.core.errors import ConfigError
 from rl.core.resources import RunResources
 from tests.support.cluster_workers import EchoWorker
+from tests.support.waiting import wait_until
 
 
 def request(name, num_workers, gpus_per_worker):
@@ -44,18 +46,13 @@ async def use(cluster):
     with pytest.raises(ConfigError, match="wants 1 CPU slots and 1 GPU slots .* 0 GPU slots; largest node: 2 GPUs"):
         await cluster.start_workers(EchoWorker, request("generation", 1, 1))
     await group.close()
-    await wait_for_free_gpus(2.0)
+    # Ray's books follow the end of a group with a short delay, and tell nobody.
+    free_gpus = partial(wait_until, lambda: ray.available_resources().get("GPU", 0.0) >= 2.0, "2 free GPUs", 20.0)
+    await asyncio.to_thread(free_gpus)
     both = await cluster.start_workers(EchoWorker, request("generation", 1, 2))
     two = await both.call(0, EchoWorker.environment)
     await both.close()
     return seen, contexts, two
-
-
-async def wait_for_free_gpus(count):
-    """Ray's books follow the end of a group with a short delay."""
-    async with asyncio.timeout(20):
-        while ray.available_resources().get("GPU", 0.0) < count:
-            await asyncio.sleep(0.1)
 
 
 def test_workers_get_gpus_of_their_own_and_leaving_does_not_end_the_cluster(foreign):

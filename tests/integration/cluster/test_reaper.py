@@ -13,6 +13,7 @@ import pytest
 
 from rl.core.reaper import TAG_VARIABLE, is_alive, read_environment, read_process
 from tests.support import ray_driver
+from tests.support.waiting import wait_for_exit, wait_for_round_of
 
 GONE_DEADLINE_S = 10.0
 
@@ -35,7 +36,7 @@ class Driver:
         """Wait until everything is up."""
         facts = json.loads(self.process.stdout.readline())
         self.tag, self.temp_dir = facts["tag"], Path(facts["temp_dir"])
-        self.segments, self.pids = facts["segments"], facts["pids"]
+        self.segments, self.pids, self.reaper = facts["segments"], facts["pids"], facts["reaper"]
         self.processes = [read_process(pid)[0] for pid in self.pids]
 
     def ask(self, line):
@@ -56,11 +57,10 @@ class Driver:
         return named + tagged + segments + others + folder + sockets
 
     def wait_until_gone(self):
-        """Seconds until nothing remains (at most the deadline), and what remains then."""
+        """Wait for the end of the reaper and of all processes; return the seconds it took and what remains."""
         begin = time.monotonic()
-        while (left := self.remains()) and time.monotonic() - begin < GONE_DEADLINE_S:
-            time.sleep(0.1)
-        return time.monotonic() - begin, left
+        wait_for_exit([self.reaper, *self.pids], GONE_DEADLINE_S)
+        return time.monotonic() - begin, self.remains()
 
 
 def is_running(pid):
@@ -87,7 +87,7 @@ def test_a_killed_driver_leaves_nothing_and_its_neighbour_works_on(drivers, reco
     killed, neighbour = drivers
     assert killed.tag != neighbour.tag
     assert [driver.ask("call") for driver in drivers] == ["42", "42"]
-    time.sleep(1.5)  # One round of the reaper: what a process maps must be seen while it lives.
+    wait_for_round_of(killed.reaper)  # What a process maps must be seen while it lives.
     killed.process.send_signal(signal.SIGKILL)
     killed.process.wait()
     seconds, left = killed.wait_until_gone()

@@ -14,20 +14,11 @@ from types import SimpleNamespace
 import pytest
 
 from rl.core.errors import ConfigError
-from rl.core.reaper import TAG_VARIABLE, Reaper, is_alive, read_environment, read_process
+from rl.core.reaper import TAG_VARIABLE, Reaper, read_environment, read_process
 from rl.core.resources import RunResources, thread_plan
+from tests.support.waiting import wait_for_exit, wait_for_round_of
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
-
-
-def wait_until(condition, deadline_s=10.0):
-    """Seconds until `condition()` holds; fails the test when it never does."""
-    begin = time.monotonic()
-    while not condition():
-        if time.monotonic() - begin > deadline_s:
-            pytest.fail(f"not reached within {deadline_s} s")
-        time.sleep(0.05)
-    return time.monotonic() - begin
 
 
 def test_two_runs_have_different_tags_and_folders():
@@ -145,12 +136,10 @@ def test_nothing_of_a_killed_driver_is_left_within_ten_seconds(tmp_path, number)
     try:
         words = driver.stdout.readline().split()
         tag, temp_dir, foreign, pids = words[0], Path(words[1]), words[2], [int(word) for word in words[3:]]
-        processes = [read_process(pid)[0] for pid in pids]
-        time.sleep(1.5)  # One round of the reaper: what a process maps must be seen while it lives.
+        wait_for_round_of(pids[-1])  # What a process maps must be seen while it lives.
         driver.send_signal(number)
         driver.wait(timeout=5)
-        seconds = wait_until(lambda: not any(is_alive(process) for process in processes))
-        assert seconds < 10
+        wait_for_exit(pids, deadline_s=10.0)
         assert not temp_dir.exists()
         assert not [path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(tag)]
         assert not Path("/dev/shm", foreign).exists()

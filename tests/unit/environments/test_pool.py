@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 
 import pytest
 
@@ -24,6 +23,7 @@ from tests.support.scoring_tasks import (
     signal_action,
     start_a_child_and_hang,
 )
+from tests.support.waiting import wait_for_exit
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ async def test_a_worker_killed_while_idle_is_replaced_without_losing_a_task(pool
     victims = pool.worker_pids()
     for pid in victims:
         os.kill(pid, signal.SIGKILL)
-        await asyncio.to_thread(wait_until_dead, pid)
+        await asyncio.to_thread(wait_for_exit, [pid])
     outcomes = await asyncio.gather(*(pool.run(add, i, 1) for i in range(6)))
     assert [outcome.value for outcome in outcomes] == [1, 2, 3, 4, 5, 6]
     assert not set(victims) & set(pool.worker_pids())
@@ -113,8 +113,7 @@ async def test_a_closed_pool_leaves_no_process_and_takes_no_task():
     await pool.close()
     await pool.close()
     assert (await running).kind is OutcomeKind.ERROR
-    for pid in pids:
-        wait_until_dead(pid)
+    wait_for_exit(pids)
     with pytest.raises(InfraError, match="closed"):
         await pool.run(add, 1, 1)
 
@@ -165,14 +164,13 @@ def test_workers_end_when_the_driver_is_killed_even_in_a_computation_that_never_
     assert len(pids) == 2
     driver.kill()
     driver.wait(10)
-    for pid in pids:
-        wait_until_dead(pid)
+    wait_for_exit(pids)
 
 
 async def test_what_a_late_task_started_ends_with_it(pool, tmp_path):
     outcome = await pool.run(start_a_child_and_hang, str(tmp_path / "pid"))
     assert outcome.kind is OutcomeKind.TIMEOUT
-    wait_until_dead(int((tmp_path / "pid").read_text()))
+    wait_for_exit([int((tmp_path / "pid").read_text())])
 
 
 async def test_no_trace_of_the_drivers_main_script_is_needed(monkeypatch):
@@ -181,16 +179,3 @@ async def test_no_trace_of_the_drivers_main_script_is_needed(monkeypatch):
     pool = ScorerPool("interactive", num_workers=1, timeout_s=5, setup=no_setup)
     assert (await pool.run(add, 1, 1)).value == 2
     await pool.close()
-
-
-def wait_until_dead(pid: int, deadline_s: float = 10.0) -> None:
-    end = time.monotonic() + deadline_s
-    while time.monotonic() < end:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return
-        except FileNotFoundError:
-            return
-        time.sleep(0.02)
-    raise AssertionError(f"process {pid} lives on")

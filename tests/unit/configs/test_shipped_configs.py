@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from rl.controller.checks import find_conflicts
 from rl.controller.load import load_config
 from rl.core.config_paths import shipped_folder
+from rl.core.config_tree import CLASS_DEFAULT
 from rl.generation.config import HfGenerationConfig, VllmGenerationConfig
 from tools.check_defaults import find_redundant_values
 
@@ -21,7 +23,10 @@ def test_the_shipped_files_are_the_documented_ones() -> None:
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)
 def test_a_recipe_loads_and_passes_the_checks(file: Path) -> None:
-    load_config(file, FILLED_IN.get(file.stem, []))
+    config, tree = load_config(file, FILLED_IN.get(file.stem, []))
+    assert list(find_conflicts(config)) == []
+    assert tree.source_of("policy.model_name") != CLASS_DEFAULT
+    assert config.data.env_name in config.env
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

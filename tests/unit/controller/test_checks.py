@@ -216,7 +216,9 @@ def test_every_check_has_a_conflict_above() -> None:
     ],
 )
 def test_what_goes_together_is_accepted(overrides: list[str]) -> None:
-    check_config(_config(overrides))
+    config = _config(overrides)
+    assert list(find_conflicts(config)) == []
+    check_config(config)
 
 
 def test_the_message_says_where_each_key_was_written() -> None:

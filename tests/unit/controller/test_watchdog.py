@@ -32,9 +32,19 @@ async def _until(clock: FakeClock, task: "asyncio.Task[None]", seconds: float) -
         task.result()
 
 
-async def test_nothing_happens_while_something_moves() -> None:
+async def test_nothing_happens_while_something_moves(caplog: pytest.LogCaptureFixture) -> None:
     clock = FakeClock()
-    await watch(clock, Watchdog(make(), lambda: Progress((int(clock.now() // 50),), "x", None), clock), 1000.0)
+    looks: list[Progress] = []
+
+    def look() -> Progress:
+        looks.append(Progress((int(clock.now() // 50),), "x", None))
+        return looks[-1]
+
+    await watch(clock, Watchdog(make(), look, clock), 1000.0)
+    assert clock.now() == 1000.0
+    assert len(looks) >= 100, "it looks every 10 s and did not end"
+    assert len({progress.counter for progress in looks}) >= 20
+    assert caplog.records == []
 
 
 async def test_a_stall_names_what_is_awaited() -> None:

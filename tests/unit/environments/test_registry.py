@@ -1,6 +1,7 @@
 import pytest
 
 from rl.core.errors import ConfigError
+from rl.core.imports import import_object
 from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
 from rl.environments.math import MathEnvironment
 from rl.environments.reasoning_gym import ReasoningGymEnvironment
@@ -45,5 +46,6 @@ def test_a_reward_module_is_checked_without_running_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("target", [f"{MODULE}:partial", "os.path:join", "math:sqrt"])
-def test_anything_that_a_module_can_offer_is_accepted(target):
+def test_anything_that_a_module_can_offer_is_accepted_and_can_be_called(target):
     check_environments(function(target))
+    assert callable(import_object(target))

@@ -25,7 +25,8 @@ def test_the_default_run_passes() -> None:
 
 
 def test_a_reward_function_is_found_in_the_users_folder_without_running_it(folder: Path) -> None:
-    (folder / "my_rewards.py").write_text("def score(prompts, completions):\n    return [0.0]\nraise SystemExit('it ran')\n")
+    source = "def score(prompts, completions):\n    return [0.0]\nraise SystemExit('it ran')\n"
+    (folder / "my_rewards.py").write_text(source)
     mine = "env.math={_override_: true, kind: function, target: 'my_rewards:%s'}"
     assert _problems(mine % "score") == {}
     assert "defines no 'scor'" in _problems(mine % "scor")["reward"]

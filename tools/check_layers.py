@@ -48,22 +48,22 @@ FOREIGN_HOMES = {
 # Our own modules that may be named in a string, for import_object or `python -m`, and by whom: what a configuration
 # chooses, and what is too heavy for a command line that only reads one. Anything else is imported in plain sight.
 NAMED_IN_STRINGS = {
-    "rl/cli/doctor.py": ["rl.controller.doctor"],
-    "rl/cli/selftest.py": ["rl.controller.selftest"],
-    "rl/cli/train.py": ["rl.controller.run"],
-    "rl/cluster/host.py": ["rl.cluster.rendezvous"],
-    "rl/cluster/local.py": ["rl.cluster.rendezvous"],
-    "rl/cluster/virtual_cluster.py": ["rl.cluster.ray"],
-    "rl/controller/doctor.py": ["rl.core.native"],
-    "rl/data/datasets.py": ["rl.data.hf_dataset", "rl.data.reasoning_gym_dataset"],
+    "rl/cli/doctor.py": ["rl/controller/doctor.py"],
+    "rl/cli/selftest.py": ["rl/controller/selftest.py"],
+    "rl/cli/train.py": ["rl/controller/run.py"],
+    "rl/cluster/host.py": ["rl/cluster/rendezvous.py"],
+    "rl/cluster/local.py": ["rl/cluster/rendezvous.py"],
+    "rl/cluster/virtual_cluster.py": ["rl/cluster/ray.py"],
+    "rl/controller/doctor.py": ["rl/core/native.py"],
+    "rl/data/datasets.py": ["rl/data/hf_dataset.py", "rl/data/reasoning_gym_dataset.py"],
     "rl/environments/config.py": [
-        "rl.environments.function",
-        "rl.environments.math",
-        "rl.environments.reasoning_gym",
+        "rl/environments/function.py",
+        "rl/environments/math.py",
+        "rl/environments/reasoning_gym.py",
     ],
-    "rl/environments/scorer_worker.py": ["rl.environments.scorer_worker"],
-    "rl/generation/config.py": ["rl.generation.hf", "rl.generation.vllm.generator"],
-    "rl/generation/vllm/worker.py": ["rl.generation.vllm.receiver"],
+    "rl/environments/scorer_worker.py": ["rl/environments/scorer_worker.py"],
+    "rl/generation/config.py": ["rl/generation/hf.py", "rl/generation/vllm/generator.py"],
+    "rl/generation/vllm/worker.py": ["rl/generation/vllm/receiver.py"],
 }
 TORCH_IN_CORE = {"rl/core/batch.py", "rl/core/native.py"}
 
@@ -105,16 +105,14 @@ def _foreign_fault(module: Module, imported: Import) -> str | None:
 
 def _faults_of_strings(module: Module, modules: dict[str, Module]) -> Iterator[str]:
     allowed = NAMED_IN_STRINGS.get(module.path, [])
-    for named in module.import_paths:
-        if named not in modules:
-            continue
-        if named not in allowed:
-            yield f"{named} is named in a string; import it, or add it to NAMED_IN_STRINGS in tools/check_layers.py"
-        if fault := _layer_fault(module, named):
+    named = {modules[dotted].path: dotted for dotted in module.import_paths if dotted in modules}
+    for path, dotted in named.items():
+        if path not in allowed:
+            yield f"{dotted} is named in a string; import it, or add it to NAMED_IN_STRINGS in tools/check_layers.py"
+        if fault := _layer_fault(module, dotted):
             yield f"in a string: {fault}"
-    for named in allowed:
-        if named not in module.import_paths:
-            yield f"{named} is no longer named here; take it out of NAMED_IN_STRINGS in tools/check_layers.py"
+    for path in set(allowed) - set(named):
+        yield f"{path} is no longer named here; take it out of NAMED_IN_STRINGS in tools/check_layers.py"
 
 
 def _heavy_path(start: str, modules: dict[str, Module]) -> list[str] | None:

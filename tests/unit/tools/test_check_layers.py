@@ -80,7 +80,7 @@ def test_a_string_does_not_lead_upwards_even_where_one_is_allowed(tmp_path: Path
 def test_a_permission_that_nobody_uses_is_named(tmp_path: Path) -> None:
     found = violations_of(tmp_path, {"rl/cluster/host.py": ""})
     assert found == [
-        "rl/cluster/host.py:1: rl.cluster.rendezvous is no longer named here; "
+        "rl/cluster/host.py:1: rl/cluster/rendezvous.py is no longer named here; "
         "take it out of NAMED_IN_STRINGS in tools/check_layers.py"
     ]
 

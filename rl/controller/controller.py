@@ -223,7 +223,8 @@ class Controller:
         """What went wrong since the last step, and how far the run is."""
         parts = self._parts
         counters = {**parts.manager.drain_counters(), **parts.buffer.drain_counters()}
-        counters["num_skipped_prompts"] = parts.prompts.num_skipped
+        counters["num_skipped_prompts"] = parts.prompts.skipped.overlong
+        counters["num_faulty_prompts"] = parts.prompts.skipped.faulty
         counters["consumed_prompts"] = self._state.consumed_prompts
         return {name: float(value) for name, value in counters.items()}
 

@@ -5,7 +5,7 @@ imports) runs in threads, so that a signal ends the set-up at once. What is buil
 stack, also when a later part fails. It runs nothing.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +30,14 @@ from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel, in_thread
-from rl.core.errors import ConfigError
+from rl.core.errors import ConfigError, DataError
 from rl.core.imports import import_object
 from rl.core.resources import RunResources, ThreadPlan, thread_plan
-from rl.core.types import Prompt
 from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
 from rl.data.datasets import load_rows
 from rl.data.pretrained import resolve_model
-from rl.data.prompts import PromptSettings, PromptSource
+from rl.data.prompts import HeldOut, PromptSettings, PromptSource, Skipped
 from rl.environments.base import Environment
 from rl.environments.registry import build_environments
 from rl.generation.generator import Generator, GeneratorRequest
@@ -88,7 +87,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     """
     rows, held_out = await in_thread("data", lambda: build_rows(config))
     model = await in_thread("model", lambda: build_model(config, context))
-    prompts, held_out_prompts = await in_thread("prompts", lambda: build_prompts(config, model, rows, held_out))
+    prompts, validation_prompts = await in_thread("prompts", lambda: build_prompts(config, model, rows, held_out))
     environments = await build_envs(config, stack)
     threads = build_threads(config, context)
     cluster = await build_workers(config, context, stack)
@@ -118,7 +117,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         movement=rollouts.movement,
         pump=pump,
         step=TrainStep(step_parts, context.phases, context.stop),
-        validator=build_validator(config, rollouts, held_out_prompts, context.clock),
+        validator=build_validator(config, rollouts, validation_prompts, context),
         checkpointer=context.checkpointer,
         phases=context.phases,
         stop=context.stop,
@@ -128,10 +127,17 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     return Controller(parts, config.grpo, config.checkpointing, config.async_rl.stall_watchdog, context.clock)
 
 
-def build_rows(config: MasterConfig) -> tuple[list[Row], list[Row]]:
-    """Load the datasets: faulty data must be seen before a model loads."""
-    held_out = [] if config.data.validation is None else list(load_rows(config.data.validation))
-    return list(load_rows(config.data.train)), held_out
+def build_rows(config: MasterConfig) -> tuple[Sequence[Row], Sequence[Row]]:
+    """Load the datasets: faulty data must be seen before a model loads.
+
+    Raises:
+        ConfigError: a dataset is missing or faulty; the exit status is that of the dry run then.
+    """
+    validation = config.data.validation
+    try:
+        return load_rows(config.data.train), [] if validation is None else load_rows(validation)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def build_model(config: MasterConfig, context: RunContext) -> _Model:
@@ -163,14 +169,14 @@ def check_disk(config: MasterConfig, model_path: Path, folder: Path) -> None:
 
 
 def build_prompts(
-    config: MasterConfig, model: _Model, rows: list[Row], held_out: list[Row]
-) -> tuple[PromptSource, list[Prompt]]:
+    config: MasterConfig, model: _Model, rows: Sequence[Row], held_out: Sequence[Row]
+) -> tuple[PromptSource, HeldOut]:
     """The endless stream of training prompts, and the fixed list of validation prompts."""
     source = PromptSource(rows, model.tokenizer, prompt_settings(config, shuffle=config.data.shuffle))
     if not held_out:
-        return source, []
-    validation = PromptSource(held_out, model.tokenizer, prompt_settings(config, shuffle=False)).all_prompts()
-    return source, validation[: config.grpo.max_val_samples]
+        return source, HeldOut([], Skipped())
+    validation = PromptSource(held_out, model.tokenizer, prompt_settings(config, shuffle=False))
+    return source, validation.held_out(config.grpo.max_val_samples)
 
 
 def prompt_settings(config: MasterConfig, shuffle: bool) -> PromptSettings:
@@ -264,13 +270,13 @@ async def build_generator(
     section = config.policy.generation
     request = GeneratorRequest(
         model_path=str(model.path),
+        tokenizer_path=str(model.tokenizer.path),
         precision=config.policy.precision,
         max_model_len=config.policy.max_total_sequence_length,
         seed=config.grpo.seed,
         num_threads=threads.generation,
         gpus_per_replica=section.ranks_per_replica if config.cluster.gpus_per_node > 0 else 0,
         trust_remote_code=config.policy.trust_remote_code,
-        run_tag=context.resources.tag,
         call_timeout_s=config.cluster.call_timeout_s,
     )
     build = cast(BuildGenerator, import_object(section.builder))
@@ -307,18 +313,20 @@ def build_algorithm(config: MasterConfig) -> Algorithm:
 
 
 def build_validator(
-    config: MasterConfig, rollouts: RolloutFactory, prompts: list[Prompt], clock: Clock
+    config: MasterConfig, rollouts: RolloutFactory, held_out: HeldOut, context: RunContext
 ) -> Validator | None:
     """Validation over the held-out prompts, where there are any."""
-    grpo = config.grpo
-    if not prompts:
-        if grpo.val_at_start or grpo.val_at_end:
-            raise ConfigError(
-                "grpo.val_at_start and grpo.val_at_end need data.validation; name a dataset or unset them"
-            )
+    if not held_out.prompts:
         return None
+    skipped = held_out.skipped
+    if skipped.overlong or skipped.faulty:
+        context.reporter.note(
+            f"validation has {len(held_out.prompts)} prompts; left out: {skipped.overlong} too long, "
+            f"{skipped.faulty} faulty"
+        )
     sampling = rollouts.validation_sampling()
-    return Validator(prompts, grpo.val_num_generations, lambda name: rollouts.manager(name, sampling), clock)
+    samples = config.grpo.val_num_generations
+    return Validator(held_out, samples, lambda name: rollouts.manager(name, sampling), context.clock)
 
 
 def sequences_per_step(config: MasterConfig) -> int:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from rl.controller.pump import GroupRuns
 from rl.controller.step_metrics import completion_tokens, environment_metrics, is_truncated, is_valid
 from rl.core.clock import Clock
-from rl.core.types import Dropped, Prompt, RolloutGroup
-from rl.rollout.runner import gather_or_cancel
+from rl.core.concurrency import gather_or_cancel
+from rl.core.types import Dropped, RolloutGroup
+from rl.data.prompts import HeldOut
 from rl.rollout.ticket import Ticket
 
 
@@ -30,16 +31,17 @@ class Validator:
     """Validates the policy that the generators hold.
 
     Args:
-        prompts: Held-out prompts.
+        held_out: The prompts, and how many were left out.
         num_generations: Samples of each.
         make_manager: Returns a manager for one validation, by the name that starts its request ids.
         clock: Time.
     """
 
     def __init__(
-        self, prompts: Sequence[Prompt], num_generations: int, make_manager: Callable[[str], GroupRuns], clock: Clock
+        self, held_out: HeldOut, num_generations: int, make_manager: Callable[[str], GroupRuns], clock: Clock
     ) -> None:
-        self._prompts = prompts
+        self._prompts = held_out.prompts
+        self._skipped = held_out.skipped
         self._num_generations = num_generations
         self._make_manager = make_manager
         self._clock = clock
@@ -61,6 +63,8 @@ class Validator:
         asked = len(self._prompts) * self._num_generations
         metrics = validation_metrics(groups, asked, self._num_generations)
         metrics["num_dropped_prompts"] = float(sum(isinstance(result, Dropped) for result in results))
+        metrics["num_skipped_prompts"] = float(self._skipped.overlong)
+        metrics["num_faulty_prompts"] = float(self._skipped.faulty)
         return ValidationReport(step, metrics, groups, self._clock.now() - start)
 
 

@@ -6,7 +6,7 @@ from typing import Any, overload
 
 import datasets
 
-from rl.core.errors import ConfigError
+from rl.core.errors import ConfigError, DataError
 from rl.core.hub import is_hub_reachable
 from rl.data.columns import Row, check_columns, row_from_columns
 from rl.data.config import HfDataset
@@ -49,7 +49,11 @@ class HfRows(Sequence[Row]):
         config = self._config
         source = f"{config.path}[{position}]"
         row_id = f"{config.split}:{position}"
-        return row_from_columns(self._table[position], row_id, config.prompt_key, config.answer_key, source)
+        try:
+            columns = self._table[position]
+        except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors
+            raise DataError(f"{source}: the row cannot be read: {error}") from error
+        return row_from_columns(columns, row_id, config.prompt_key, config.answer_key, source)
 
 
 def _open(config: HfDataset) -> Any:

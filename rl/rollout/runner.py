@@ -8,12 +8,11 @@ It neither retries nor counts nor limits: see `manager.py`. One failing sibling 
 completed by stand-ins.
 """
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
 
 from rl.core.clock import Clock
+from rl.core.concurrency import gather_or_cancel
 from rl.core.deadline import within
 from rl.core.errors import ConfigError, DataError
 from rl.core.types import Completion, Message, Prompt, Rollout, RolloutStatus, Turn
@@ -21,7 +20,6 @@ from rl.environments.base import Environment, StepResult
 from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.seeds import stable_seed
 
-R = TypeVar("R")
 Encode = Callable[[Sequence[Message]], tuple[int, ...]]
 
 
@@ -173,14 +171,3 @@ class GroupRunner:
             following = sibling.prompt_tokens + completion.tokens + self._encode(result.messages)
             sibling.prompt_tokens = following
             sibling.done = len(following) >= self._limits.max_tokens
-
-
-async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, R]]) -> list[R]:
-    """Await all; the first failure cancels the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(item) for item in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

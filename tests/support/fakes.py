@@ -15,6 +15,7 @@ from rl.core.batch import TrainBatch
 from rl.core.clock import Clock
 from rl.core.errors import WeightSyncError
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
+from rl.data.prompts import Skipped
 from rl.environments.base import StepResult
 from rl.generation.generator import PauseMode, SamplingParams
 from rl.trainer.policy import TrainResult
@@ -139,7 +140,7 @@ class FakePromptSource:
 
     position: int = 0
     environment: str = "echo"
-    num_skipped: int = 0
+    skipped: Skipped = field(default_factory=Skipped)
 
     def next(self) -> Prompt:
         self.position += 1

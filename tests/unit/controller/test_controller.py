@@ -21,6 +21,7 @@ from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
 from rl.core.errors import ConfigError, FatalError, StallError, WeightSyncError
 from rl.core.types import RolloutStatus
+from rl.data.prompts import HeldOut, Skipped
 from rl.generation.generator import SamplingParams
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.config import RolloutFailureConfig, StallWatchdogConfig
@@ -100,7 +101,7 @@ def build(
         movement=movement,
         pump=pump,
         step=TrainStep(step_parts, phases, stop),
-        validator=Validator([make_prompt(90), make_prompt(91)], 1, manager, clock),
+        validator=Validator(HeldOut([make_prompt(90), make_prompt(91)], Skipped()), 1, manager, clock),
         checkpointer=checkpointer,
         phases=phases,
         stop=stop,

@@ -76,6 +76,13 @@ def test_faulty_data_is_seen_before_anything_starts(tmp_path: Path) -> None:
         build_rows(load(tmp_path, "data.train.path=nowhere.jsonl"))
 
 
+def test_a_faulty_row_found_before_the_run_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    (tmp_path / "train.jsonl").write_text('{"prompt": "", "answer": "x"}\n')
+    with pytest.raises(ConfigError, match=r"train\.jsonl:1: the prompt is empty"):
+        build_rows(config)
+
+
 def test_a_disk_without_room_for_checkpoints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load(tmp_path)
     check_disk(config, tmp_path / "model", tmp_path)

@@ -3,6 +3,7 @@
 from rl.controller.validation import Validator
 from rl.core.errors import DataError
 from rl.core.types import RolloutStatus
+from rl.data.prompts import HeldOut, Skipped
 from rl.generation.generator import SamplingParams
 from rl.rollout.config import RolloutFailureConfig
 from rl.rollout.manager import RolloutManager
@@ -19,7 +20,7 @@ def make_validator(
 ) -> Validator:
     runner = GroupRunner(generator, {"echo": environment}, GREEDY, lambda _: (), RunnerLimits(1, 64, 50.0, 5.0), clock)
     return Validator(
-        [make_prompt(index) for index in range(prompts)],
+        HeldOut([make_prompt(index) for index in range(prompts)], Skipped(overlong=3, faulty=2)),
         samples,
         lambda name: RolloutManager(runner, RolloutFailureConfig(), 2, 1, name, clock, Movement()),
         clock,
@@ -34,6 +35,7 @@ async def test_the_accuracy_is_over_exactly_the_samples_asked_for() -> None:
     assert report.metrics["accuracy"] == 0.25
     assert report.metrics["num_samples"] == 28.0
     assert report.metrics["num_failed"] == 0.0
+    assert (report.metrics["num_skipped_prompts"], report.metrics["num_faulty_prompts"]) == (3.0, 2.0)
     assert report.metrics["pass_at_k"] == 1.0
     assert report.metrics["avg_length"] == 2.0
     assert len(generator.requests) == 28

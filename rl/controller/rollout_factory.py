@@ -11,6 +11,7 @@ from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
+from rl.rollout.unscored import Unscored
 
 
 class RolloutFactory:
@@ -34,6 +35,7 @@ class RolloutFactory:
         self._tokenizer = tokenizer
         self._clock = clock
         self.movement = Movement()
+        self._unscored = Unscored()
 
     def training_sampling(self) -> SamplingParams:
         """As `policy.generation` says."""
@@ -71,7 +73,9 @@ class RolloutFactory:
             generation_timeout_s=failure.native.generation_timeout_s,
             env_timeout_s=failure.native.env_timeout_s,
         )
-        runner = GroupRunner(self._generator, self._environments, sampling, self._encode, limits, self._clock)
+        runner = GroupRunner(
+            self._generator, self._environments, sampling, self._encode, limits, self._clock, self._unscored
+        )
         return RolloutManager(
             runner,
             failure,

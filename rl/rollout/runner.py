@@ -19,6 +19,7 @@ from rl.core.types import Completion, Message, Prompt, Rollout, RolloutStatus, T
 from rl.environments.base import Environment, StepResult
 from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.seeds import stable_seed
+from rl.rollout.unscored import Unscored
 
 Encode = Callable[[Sequence[Message]], tuple[int, ...]]
 
@@ -93,6 +94,7 @@ class GroupRunner:
         encode: Token ids of environment messages, for tasks of several turns.
         limits: Bounds.
         clock: Time.
+        unscored: Tells why a rollout has no reward.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class GroupRunner:
         encode: Encode,
         limits: RunnerLimits,
         clock: Clock,
+        unscored: Unscored,
     ) -> None:
         self._generator = generator
         self._environments = environments
@@ -110,6 +113,7 @@ class GroupRunner:
         self._encode = encode
         self._limits = limits
         self._clock = clock
+        self._unscored = unscored
 
     async def run(self, prompt: Prompt, n: int, attempt: Attempt) -> tuple[Rollout, ...]:
         """Roll out `n` siblings of `prompt`.
@@ -132,6 +136,9 @@ class GroupRunner:
                 raise DataError(f"{what} answered {len(completions)} completions with {len(results)} results")
             for sibling, completion, result in zip(active, completions, results, strict=True):
                 self._apply(sibling, completion, result)
+                if result.status is not RolloutStatus.OK:
+                    rollout = f"rollout {attempt.group_id}/{sibling.sample}"
+                    self._unscored.tell(prompt.environment, rollout, result.detail)
         return tuple(sibling.finish(attempt.group_id) for sibling in siblings)
 
     def _environment_of(self, prompt: Prompt) -> Environment:

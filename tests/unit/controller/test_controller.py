@@ -29,6 +29,7 @@ from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.sampler import InOrder
+from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import (
     EchoEnvironment,
@@ -78,7 +79,7 @@ def build(
     reporter, stop, phases = FakeReporter(), StopSignal(), Phases(clock, lambda _: None)
     buffer = ReplayBuffer(InOrder(lookahead), 2, 2 * (lookahead + 1), 1)
     envs = {"echo": environment or EchoEnvironment()}
-    runner = GroupRunner(generator, envs, SAMPLING, lambda _: (), RunnerLimits(1, 64, 1e6, 5.0), clock)
+    runner = GroupRunner(generator, envs, SAMPLING, lambda _: (), RunnerLimits(1, 64, 1e6, 5.0), clock, Unscored())
 
     movement = Movement()
 

@@ -18,6 +18,7 @@ from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.sampler import InOrder
 from rl.rollout.seeds import stable_seed
+from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, FakePromptSource
 
@@ -49,8 +50,10 @@ def build(
 ) -> House:
     buffer = ReplayBuffer(InOrder(lookahead), n, capacity or n * (lookahead + 1), replacements)
     limits = RunnerLimits(1, 64, 50.0, 5.0)
-    runner = GroupRunner(generator, {"echo": EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock)
-    manager = RolloutManager(runner, RolloutFailureConfig(), n * 2, seed=1, name="train", clock=clock, movement=Movement())
+    runner = GroupRunner(generator, {"echo": EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock, Unscored())
+    manager = RolloutManager(
+        runner, RolloutFailureConfig(), n * 2, seed=1, name="train", clock=clock, movement=Movement()
+    )
     source = FakePromptSource()
     return House(clock, generator, buffer, manager, RolloutPump(buffer, source, manager, 2, Activity(clock)), source)
 

@@ -9,6 +9,7 @@ from rl.rollout.config import RolloutFailureConfig
 from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
+from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
 
@@ -18,7 +19,9 @@ GREEDY = SamplingParams(0.0, 1.0, None, 8, (2,), (), 0)
 def make_validator(
     generator: FakeGenerator, environment: EchoEnvironment, clock: FakeClock, prompts: int, samples: int
 ) -> Validator:
-    runner = GroupRunner(generator, {"echo": environment}, GREEDY, lambda _: (), RunnerLimits(1, 64, 50.0, 5.0), clock)
+    runner = GroupRunner(
+        generator, {"echo": environment}, GREEDY, lambda _: (), RunnerLimits(1, 64, 50.0, 5.0), clock, Unscored()
+    )
     return Validator(
         HeldOut([make_prompt(index) for index in range(prompts)], Skipped(overlong=3, faulty=2)),
         samples,

@@ -13,6 +13,7 @@ from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.ticket import Ticket
+from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
 
@@ -23,8 +24,12 @@ def make_manager(
     generator: FakeGenerator, clock: FakeClock, environment: EchoEnvironment | None = None, max_inflight: int = 4
 ) -> RolloutManager:
     limits = RunnerLimits(1, 64, generation_timeout_s=100.0, env_timeout_s=5.0)
-    runner = GroupRunner(generator, {"echo": environment or EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock)
-    return RolloutManager(runner, RolloutFailureConfig(), max_inflight, seed=1, name="train", clock=clock, movement=Movement())
+    runner = GroupRunner(
+        generator, {"echo": environment or EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock, Unscored()
+    )
+    return RolloutManager(
+        runner, RolloutFailureConfig(), max_inflight, seed=1, name="train", clock=clock, movement=Movement()
+    )
 
 
 def failing(times: int, error: Callable[[], Exception]) -> Callable[[str], Exception | None]:

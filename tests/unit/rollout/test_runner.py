@@ -9,6 +9,7 @@ from rl.core.types import Completion, Prompt, RolloutStatus
 from rl.environments.base import StepResult
 from rl.generation.generator import SamplingParams
 from rl.rollout.runner import Attempt, GroupRunner, RunnerLimits
+from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
 
@@ -20,7 +21,9 @@ def make_runner(
     generator: FakeGenerator, environment: EchoEnvironment, clock: FakeClock, max_turns: int = 1, max_tokens: int = 64
 ) -> GroupRunner:
     limits = RunnerLimits(max_turns, max_tokens, generation_timeout_s=10.0, env_timeout_s=5.0)
-    return GroupRunner(generator, {"echo": environment}, SAMPLING, lambda messages: (9,) * len(messages), limits, clock)
+    return GroupRunner(
+        generator, {"echo": environment}, SAMPLING, lambda messages: (9,) * len(messages), limits, clock, Unscored()
+    )
 
 
 async def test_siblings_keep_their_order_and_rewards() -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from rl.core.errors import DataError
-from rl.core.types import PolicyVersion, Rollout, RolloutGroup, RolloutStatus
+from rl.core.types import NO_VERSION, PolicyVersion, Rollout, RolloutGroup, RolloutStatus
 
 # Column name -> (dtype, which length it has).
 _TOKEN_COLUMNS = {
@@ -38,7 +38,6 @@ _SEQUENCE_COLUMNS = {
     "sample_weights": torch.float32,
     "versions": torch.int64,
 }
-NO_VERSION = -1
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PolicyVersion = int
+# What the policy did not make has no version: a token of the prompt, or weights before the first refit.
+NO_VERSION: PolicyVersion = -1
 
 
 class FinishReason(enum.Enum):

@@ -5,9 +5,10 @@ log-probabilities are those of a plain forward pass. For tests and debugging; vL
 models nor tokenizers.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -197,9 +198,9 @@ class BatchLoop:
 
 def _resolve(future: "Future[Completion]", outcome: Completion | Exception) -> None:
     """Settle a request once; whoever comes second (an abort against the last token) changes nothing."""
-    if future.done():
-        return
-    if isinstance(outcome, Completion):
-        future.set_result(outcome)
-    else:
-        future.set_exception(outcome)
+    # Asking first whether it is done would leave room for the other thread between the question and the answer.
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(outcome, Completion):
+            future.set_result(outcome)
+        else:
+            future.set_exception(outcome)

@@ -42,24 +42,24 @@ class GeneratorRequest:
 
     Attributes:
         model_path: Local folder in Hugging Face format.
+        tokenizer_path: Local folder of the tokenizer; that of the model unless another one was asked for.
         precision: Torch dtype name of weights and arithmetic ("float32", "bfloat16").
         max_model_len: Longest prompt + completion, in tokens.
         seed: Engine seed.
         num_threads: CPU threads of each engine.
         gpus_per_replica: GPUs of each engine.
         trust_remote_code: Whether model code from the folder may run.
-        run_tag: Tag of the run.
         call_timeout_s: Deadline of one worker call, in seconds.
     """
 
     model_path: str
+    tokenizer_path: str
     precision: str
     max_model_len: int
     seed: int
     num_threads: int
     gpus_per_replica: int
     trust_remote_code: bool
-    run_tag: str
     call_timeout_s: float
 
 

@@ -11,7 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rl.cluster.worker_group import Cluster, WorkerContext, WorkerRequest
+from rl.cluster.worker_group import Cluster, WorkerContext
 from rl.core.errors import ConfigError, InfraError, WeightSyncError
 from rl.core.loading import model_loading
 from rl.core.types import Completion, PolicyVersion
@@ -19,14 +19,13 @@ from rl.generation.batching import BatchLoop
 from rl.generation.completion import completion_budget
 from rl.generation.config import HfGenerationConfig
 from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
-from rl.generation.pool import PooledGenerator
+from rl.generation.pool import PooledGenerator, replicas_of
+from rl.generation.refit_lock import RefitLock
 from rl.weights.manifest import torch_dtype
 from rl.weights.receiver import WeightReceiver, checksum_of
 from rl.weights.transport import Ack, TransferInfo
 
 MAX_BATCH = 256
-# A call outlives the deadline that the worker keeps itself, so that the worker's own error arrives.
-_MARGIN_S = 30.0
 
 
 class HfWorker:
@@ -49,7 +48,9 @@ class HfWorker:
                 trust_remote_code=request.trust_remote_code,
             ).to(self._device)
         self._model.eval()
-        self._tokenizer = AutoTokenizer.from_pretrained(request.model_path, trust_remote_code=request.trust_remote_code)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            request.tokenizer_path, trust_remote_code=request.trust_remote_code
+        )
         longest = self._model.config.max_position_embeddings
         if request.max_model_len > longest:
             raise ConfigError(
@@ -59,6 +60,7 @@ class HfWorker:
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self._receiver = WeightReceiver(self._load, keeps_tensors=False)
         self._info: TransferInfo | None = None
+        self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._batches = BatchLoop(self._next_logits, self._decode, MAX_BATCH, self._replica)
 
     def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
@@ -91,9 +93,10 @@ class HfWorker:
         Raises:
             WeightSyncError: the tensors are not this model's; names the first that differs.
         """
-        self._check_manifest(info)
-        self._receiver.init(info)
-        self._info = info
+        with self._refit_lock.held("init"):
+            self._check_manifest(info)
+            self._receiver.init(info)
+            self._info = info
 
     def start_update(self, version: PolicyVersion) -> None:
         """Begin a refit.
@@ -101,25 +104,27 @@ class HfWorker:
         Raises:
             WeightSyncError: the generator is not paused.
         """
-        if not self._batches.is_paused:
-            raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
-        self._receiver.start()
+        with self._refit_lock.held("start"):
+            if not self._batches.is_paused:
+                raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
+            self._receiver.start()
 
     def update(self, bucket: int) -> None:
         """Load one bucket."""
-        self._receiver.update(bucket)
+        with self._refit_lock.held(f"update with bucket {bucket}"):
+            self._receiver.update(bucket)
 
     def finish_update(self, version: PolicyVersion) -> Ack:
         """Commit; the checksum is that of the model's own parameters where they have the wire's dtype."""
-        received = self._receiver.finish()
-        assert self._info is not None
-        loaded = [self._parameters[spec.name] for spec in self._info.tensors]
-        same = all(tensor.dtype == torch_dtype(spec) for tensor, spec in zip(loaded, self._info.tensors, strict=True))
-        self._batches.set_version(version)
-        return Ack(self._replica, version, received.num_tensors, checksum_of(loaded) if same else received.checksum)
-
-    def health(self) -> None:
-        """Return: a worker that answers is well."""
+        with self._refit_lock.held("finish"):
+            received = self._receiver.finish()
+            assert self._info is not None
+            specs = self._info.tensors
+            loaded = [self._parameters[spec.name] for spec in specs]
+            same = all(tensor.dtype == torch_dtype(spec) for tensor, spec in zip(loaded, specs, strict=True))
+            checksum = checksum_of(loaded) if same else received.checksum
+            self._batches.set_version(version)
+            return Ack(self._replica, version, received.num_tensors, checksum)
 
     def close(self) -> None:
         """End the sampling thread; idempotent."""
@@ -168,24 +173,13 @@ class HfWorker:
             raise WeightSyncError(f"{self._replica}: the trainer does not send '{missing[0]}' ({len(missing)} in all)")
 
 
-class HfGenerator(PooledGenerator[HfWorker]):
-    """A Generator over transformers models."""
-
-
-async def build(config: HfGenerationConfig, cluster: Cluster, request: GeneratorRequest) -> HfGenerator:
+async def build(config: HfGenerationConfig, cluster: Cluster, request: GeneratorRequest) -> PooledGenerator[HfWorker]:
     """Start the models of the `policy.generation` section.
 
     Raises:
         ConfigError: the context is longer than the model's, or the cluster lacks the resources.
     """
-    workers = WorkerRequest(
-        name="generation",
-        num_workers=config.num_replicas,
-        num_threads=request.num_threads,
-        gpus_per_worker=request.gpus_per_replica,
-        # Calls of the refit need a free thread while every other one waits for a completion.
-        concurrency=MAX_BATCH + 16,
-        call_timeout_s=max(request.call_timeout_s, config.request_timeout_s) + _MARGIN_S,
-    )
+    longest_s = max(request.call_timeout_s, config.request_timeout_s)
+    workers = replicas_of(request, config.num_replicas, MAX_BATCH, longest_s)
     group = await cluster.start_workers(HfWorker, workers, config, request)
-    return HfGenerator(group, HfWorker, request.max_model_len)
+    return PooledGenerator(group, HfWorker, request.max_model_len, MAX_BATCH)

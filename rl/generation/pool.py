@@ -1,25 +1,29 @@
 """The driver's side of a generator whose replicas are the workers of one group.
 
-It chooses the replica of each request and keeps the version that the replicas acknowledged; engines live in the
-workers. It neither restarts replicas nor retries requests.
+It chooses the replica of each request, bounds the requests that a replica has at once, and keeps the version that the
+replicas acknowledged; engines live in the workers. It neither restarts replicas nor retries requests.
 """
 
 import asyncio
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-from rl.cluster.worker_group import WorkerGroup
+from rl.cluster.worker_group import WorkerGroup, WorkerRequest
 from rl.core.errors import InfraError, WeightSyncError
-from rl.core.types import Completion, PolicyVersion
+from rl.core.types import NO_VERSION, Completion, PolicyVersion
 from rl.generation.completion import completion_budget
-from rl.generation.generator import PauseMode, SamplingParams
+from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
 from rl.weights.transport import Ack, ReceiverHandle, TransferInfo
 
 _log = logging.getLogger(__name__)
 
-NO_VERSION: PolicyVersion = -1
+# Calls that a worker serves beside its requests: pausing, aborting and refits never queue behind a completion.
+_CONTROL_CALLS = 16
+# A call outlives the deadline that the worker keeps itself, so that the worker's own error arrives.
+_MARGIN_S = 30.0
 
 
 class GenerationWorker(Protocol):
@@ -57,16 +61,31 @@ class GenerationWorker(Protocol):
         """Commit the refit."""
         ...
 
-    def health(self) -> None:
-        """Return when the engine answers."""
-        ...
-
     def close(self) -> None:
         """End the engine."""
         ...
 
 
 W = TypeVar("W", bound=GenerationWorker)
+
+
+def replicas_of(request: GeneratorRequest, num_replicas: int, max_in_flight: int, longest_s: float) -> WorkerRequest:
+    """Return the worker group of a generator.
+
+    Args:
+        request: Derived settings.
+        num_replicas: Workers.
+        max_in_flight: Requests that one replica has at once; see `PooledGenerator`.
+        longest_s: The longest deadline that a worker keeps itself, in seconds.
+    """
+    return WorkerRequest(
+        name="generation",
+        num_workers=num_replicas,
+        num_threads=request.num_threads,
+        gpus_per_worker=request.gpus_per_replica,
+        concurrency=max_in_flight + _CONTROL_CALLS,
+        call_timeout_s=longest_s + _MARGIN_S,
+    )
 
 
 class PooledGenerator(Generic[W]):
@@ -76,12 +95,16 @@ class PooledGenerator(Generic[W]):
         group: One worker per replica.
         worker_class: Their class.
         max_model_len: Longest prompt + completion, in tokens.
+        max_in_flight: Requests that one replica has at once; further ones wait here, where no deadline runs yet.
     """
 
-    def __init__(self, group: WorkerGroup[W], worker_class: type[W], max_model_len: int) -> None:
+    def __init__(
+        self, group: WorkerGroup[W], worker_class: type[W], max_model_len: int, max_in_flight: int
+    ) -> None:
         self._group = group
         self._worker = worker_class
         self._max_model_len = max_model_len
+        self._places = [asyncio.Semaphore(max_in_flight) for _ in range(group.world_size)]
         self._in_flight = [0] * group.world_size
         self._versions = [NO_VERSION] * group.world_size
         self._aborts: set[asyncio.Task[None]] = set()
@@ -106,12 +129,8 @@ class PooledGenerator(Generic[W]):
         rank = self._choose(session)
         self._in_flight[rank] += 1
         try:
-            return await self._group.call(rank, self._worker.generate, tuple(prompt_tokens), params, request_id)
-        except asyncio.CancelledError:
-            task = asyncio.ensure_future(self._abort(rank, request_id))
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
-            raise
+            await self._places[rank].acquire()
+            return await self._sample(rank, tuple(prompt_tokens), params, request_id)
         finally:
             self._in_flight[rank] -= 1
 
@@ -125,12 +144,10 @@ class PooledGenerator(Generic[W]):
 
     def weight_receivers(self) -> list[ReceiverHandle]:
         """One handle per replica."""
-        return [_Receiver(self, rank) for rank in range(self._group.world_size)]
-
-    async def check_health(self) -> list[bool]:
-        """Whether each replica's engine answers."""
-        checks = [self._group.call(rank, self._worker.health) for rank in range(self._group.world_size)]
-        return [result is None for result in await asyncio.gather(*checks, return_exceptions=True)]
+        return [
+            _Receiver(self._group, self._worker, rank, partial(self._versions.__setitem__, rank))
+            for rank in range(self._group.world_size)
+        ]
 
     async def close(self) -> None:
         """End the engines, then the workers; idempotent."""
@@ -151,19 +168,42 @@ class PooledGenerator(Generic[W]):
         home = zlib.crc32(session.encode()) % replicas
         return min(range(replicas), key=lambda rank: (self._in_flight[rank], (rank - home) % replicas))
 
+    async def _sample(
+        self, rank: int, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str
+    ) -> Completion:
+        """Use a place of the replica; a cancelled request gives it back only when the worker has given it up too."""
+        try:
+            completion = await self._group.call(rank, self._worker.generate, prompt_tokens, params, request_id)
+        except asyncio.CancelledError:
+            task = asyncio.ensure_future(self._abort(rank, request_id))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+            raise
+        except BaseException:
+            self._places[rank].release()
+            raise
+        self._places[rank].release()
+        return completion
+
     async def _abort(self, rank: int, request_id: str) -> None:
         try:
             await self._group.call(rank, self._worker.abort, request_id)
         except InfraError as error:
             _log.warning("request %s could not be aborted: %s", request_id, error)
+        finally:
+            self._places[rank].release()
 
 
 class _Receiver(Generic[W]):
-    """One replica's end of a refit."""
+    """One replica's end of a refit; `acknowledged` gets each version that the replica holds."""
 
-    def __init__(self, pool: PooledGenerator[W], rank: int) -> None:
-        self._pool = pool
+    def __init__(
+        self, group: WorkerGroup[W], worker_class: type[W], rank: int, acknowledged: Callable[[PolicyVersion], None]
+    ) -> None:
+        self._group = group
+        self._worker = worker_class
         self._rank = rank
+        self._acknowledged = acknowledged
 
     @property
     def replica(self) -> str:
@@ -172,18 +212,18 @@ class _Receiver(Generic[W]):
 
     async def init(self, info: TransferInfo) -> None:
         """Open the transport."""
-        await self._pool._group.call(self._rank, self._pool._worker.init_transfer, info)
+        await self._group.call(self._rank, self._worker.init_transfer, info)
 
     async def start(self, version: PolicyVersion) -> None:
         """Begin a refit."""
-        await self._pool._group.call(self._rank, self._pool._worker.start_update, version)
+        await self._group.call(self._rank, self._worker.start_update, version)
 
     async def update(self, bucket: int) -> None:
         """Load one bucket."""
-        await self._pool._group.call(self._rank, self._pool._worker.update, bucket)
+        await self._group.call(self._rank, self._worker.update, bucket)
 
     async def finish(self, version: PolicyVersion) -> Ack:
-        """Commit; the replica's acknowledged version is remembered."""
-        ack = await self._pool._group.call(self._rank, self._pool._worker.finish_update, version)
-        self._pool._versions[self._rank] = ack.version
+        """Commit."""
+        ack = await self._group.call(self._rank, self._worker.finish_update, version)
+        self._acknowledged(ack.version)
         return ack

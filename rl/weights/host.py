@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 
 from rl.core.errors import WeightSyncError
-
-SHM_FOLDER = Path("/dev/shm")
+from rl.core.reaper import SHARED_MEMORY
 
 
 class SharedRing:
@@ -37,7 +36,7 @@ class SharedRing:
         Raises:
             WeightSyncError: the name is taken, or the shared-memory filesystem is too small.
         """
-        path = SHM_FOLDER / channel
+        path = SHARED_MEMORY / channel
         size = slot_bytes * num_slots
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -51,9 +50,9 @@ class SharedRing:
             path.unlink(missing_ok=True)
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            free = os.statvfs(SHM_FOLDER)
+            free = os.statvfs(SHARED_MEMORY)
             raise WeightSyncError(
-                f"{SHM_FOLDER} has {free.f_bavail * free.f_frsize >> 20} MiB free, the refit needs {size >> 20} MiB; "
+                f"{SHARED_MEMORY} has {free.f_bavail * free.f_frsize >> 20} MiB free, the refit needs {size >> 20} MiB; "
                 "lower policy.generation.refit_cfg.bucket_mib or enlarge the shared memory"
             ) from error
         finally:
@@ -67,7 +66,7 @@ class SharedRing:
         Raises:
             WeightSyncError: it does not exist on this host, or has another size.
         """
-        path = SHM_FOLDER / channel
+        path = SHARED_MEMORY / channel
         size = slot_bytes * num_slots
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -22,7 +22,9 @@ from rl.data.pretrained import resolve_model
 from rl.generation.config import VllmGenerationConfig
 from rl.generation.generator import GeneratorRequest, SamplingParams
 from rl.generation.vllm.config import VllmEngineConfig
-from rl.generation.vllm.generator import VllmGenerator, build
+from rl.generation.pool import PooledGenerator
+from rl.generation.vllm.generator import build
+from rl.generation.vllm.worker import VllmWorker
 from rl.generation.vllm.worker import VllmWorker
 from rl.weights.config import RefitConfig
 from rl.weights.sync import WeightSync
@@ -36,9 +38,9 @@ EXACT = 1e-4
 PROBE = {"worker_extension_cls": "tests.support.refit_probe.RefitProbe"}
 
 
-def start(folder: Path, tag: str, **settings: Any) -> VllmGenerator:
+def start(folder: Path, tag: str, **settings: Any) -> PooledGenerator[VllmWorker]:
     engine = VllmEngineConfig(**({"kv_cache_gib": 0.25, "max_num_seqs": 64} | settings))
-    request = GeneratorRequest(str(folder), "float32", MAX_LEN, 0, 2, 0, False, tag, 120.0)
+    request = GeneratorRequest(str(folder), str(folder), "float32", MAX_LEN, 0, 2, 0, False, 120.0)
     return asyncio.run(build(VllmGenerationConfig(vllm_cfg=engine), InProcessCluster(tag), request))
 
 

@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +25,7 @@ from rl.core.errors import ConfigError, InfraError, WeightSyncError
 from rl.core.types import Completion, PolicyVersion, VersionSpan
 from rl.generation.completion import completion_budget, make_completion
 from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.refit_lock import RefitLock
 from rl.generation.vllm.config import VllmEngineConfig
 from rl.weights.transport import Ack, TransferInfo
 
@@ -49,7 +50,7 @@ class VllmWorker:
         self._replica = f"{context.name}[{context.rank}]"
         self._config = config
         self._request = request
-        self._refit_lock = threading.Lock()
+        self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._log_path = engine_log_path(context)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._replica}-engine", daemon=True)
@@ -97,7 +98,7 @@ class VllmWorker:
             "num_slots": info.num_slots,
             "plan_digest": info.plan_digest,
         }
-        self._refit("init", self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=arguments)))
+        self._refit("init", self._engine.init_weight_transfer_engine, WeightTransferInitRequest(init_info=arguments))
 
     def start_update(self, version: PolicyVersion) -> None:
         """Begin a refit; one that was given up before is forgotten.
@@ -107,27 +108,19 @@ class VllmWorker:
         """
         if not self._call(self._engine.is_paused(), self._request.call_timeout_s, "is_paused"):
             raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
-        self._refit("start", self._engine.collective_rpc("tandem_end_session"))
-        self._refit("start", self._engine.start_weight_update())
+        self._refit("start", self._engine.collective_rpc, "tandem_end_session")
+        self._refit("start", self._engine.start_weight_update)
 
     def update(self, bucket: int) -> None:
         """Load one bucket."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         request = WeightTransferUpdateRequest(update_info={"bucket": bucket})
-        self._refit(f"update with bucket {bucket}", self._engine.update_weights(request))
+        self._refit(f"update with bucket {bucket}", self._engine.update_weights, request)
 
     def finish_update(self, version: PolicyVersion) -> Ack:
         """Finalise the layers, set the engine's version, drop its caches; return what every process of it loaded."""
-        return self._refit("finish", self._finish(version))
-
-    def health(self) -> None:
-        """Return when the engine answers.
-
-        Raises:
-            InfraError: it is dead.
-        """
-        self._call(self._engine.check_health(), self._request.call_timeout_s, "health check")
+        return self._refit("finish", self._finish, version)
 
     def close(self) -> None:
         """End the engine's processes; idempotent."""
@@ -200,20 +193,16 @@ class VllmWorker:
         num_tensors, _, checksum = distinct.pop()
         return Ack(self._replica, int(reported), num_tensors, checksum)
 
-    def _refit(self, phase: str, work: Coroutine[Any, Any, T]) -> T:
-        """Run one phase of a refit; one at a time, because a late one may still be running when a refit is retried."""
-        if not self._refit_lock.acquire(timeout=self._request.call_timeout_s):
-            work.close()
-            raise InfraError(f"{self._replica}: {phase} waited in vain for an earlier call of a refit to end")
+    def _refit(self, phase: str, begin: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+        """Run one phase of a refit; one at a time."""
         try:
-            return self._call(work, self._request.call_timeout_s, phase)
+            with self._refit_lock.held(phase):
+                return self._call(begin(*arguments), self._request.call_timeout_s, phase)
         except (InfraError, WeightSyncError):
             raise
         except Exception as error:
             # vLLM hands a worker's exception over as text inside its own.
             raise WeightSyncError(f"{self._replica} failed at {phase}: {error}") from error
-        finally:
-            self._refit_lock.release()
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -301,6 +290,7 @@ def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: 
             memory["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     return {
         "model": request.model_path,
+        "tokenizer": request.tokenizer_path,
         "dtype": request.precision,
         "seed": request.seed + context.rank,
         "max_model_len": request.max_model_len,

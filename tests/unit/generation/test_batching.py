@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 import pytest
 import torch
 
 from rl.core.errors import InfraError, WeightSyncError
-from rl.core.types import FinishReason, VersionSpan
-from rl.generation.batching import BatchLoop
+from rl.core.types import Completion, FinishReason, VersionSpan
+from rl.generation.batching import BatchLoop, _resolve
 from rl.generation.generator import SamplingParams
 
 WAIT_S = 20.0
@@ -185,3 +186,25 @@ def test_closing_fails_what_waits_and_refuses_more(loop: BatchLoop) -> None:
         future.result(WAIT_S)
     with pytest.raises(InfraError, match="closed"):
         loop.submit((1,), params(), 5, "r")
+
+
+class Contested(Future[Completion]):
+    """A request that another thread settles just after this one asked whether it is done."""
+
+    def done(self) -> bool:
+        before = super().done()
+        if not before:
+            self.set_exception(InfraError("was aborted"))
+        return before
+
+    def set_result(self, result: Completion) -> None:
+        if not super().done():
+            self.set_exception(InfraError("was aborted"))
+        super().set_result(result)
+
+
+def test_the_last_token_loses_against_an_abort_in_the_same_moment() -> None:
+    future = Contested()
+    _resolve(future, Completion((1,), (-0.5,), FinishReason.STOP, (VersionSpan(0, 0, 1),), ""))
+    with pytest.raises(InfraError, match="was aborted"):
+        future.result(0)

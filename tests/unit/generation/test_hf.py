@@ -1,6 +1,7 @@
 """The transformers backend on the tiny model: exact logprobs, seeds, stops, refits, tied and untied."""
 
 import asyncio
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from rl.core.types import Completion, FinishReason, VersionSpan
 from rl.generation.batching import Forward
 from rl.generation.config import HfGenerationConfig
 from rl.generation.generator import GeneratorRequest, SamplingParams
-from rl.generation.hf import HfGenerator, build
+from rl.generation.hf import HfWorker, build
+from rl.generation.pool import PooledGenerator
 from rl.weights.config import RefitConfig
 from rl.weights.sync import WeightSync
 from tests.support.local_group import InProcessCluster
@@ -32,13 +34,13 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def generator_request(folder: Path, max_model_len: int = MAX_LEN) -> GeneratorRequest:
-    return GeneratorRequest(str(folder), "float32", max_model_len, 0, 1, 0, False, "tdm-test", 30.0)
+    return GeneratorRequest(str(folder), str(folder), "float32", max_model_len, 0, 1, 0, False, 30.0)
 
 
 class Run:
     """A trainer, a generator and the refit between them."""
 
-    def __init__(self, trainer: TrainerModel, generator: HfGenerator, sync: WeightSync) -> None:
+    def __init__(self, trainer: TrainerModel, generator: PooledGenerator[HfWorker], sync: WeightSync) -> None:
         self.trainer = trainer
         self.generator = generator
         self.sync = sync
@@ -197,3 +199,24 @@ async def test_tensors_of_another_model_are_refused_by_name(run: Run, tmp_path: 
 async def test_a_context_longer_than_the_models_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigError, match="max_total_sequence_length=100000"):
         await build(HfGenerationConfig(), InProcessCluster("tdm-test"), generator_request(folder, 100_000))
+
+
+async def test_texts_come_from_the_asked_tokenizer(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "tiny")
+    other = tmp_path / "tokenizer"
+    shutil.copytree(folder, other)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    request = replace(generator_request(folder), tokenizer_path=str(other))
+    generator = await build(HfGenerationConfig(), InProcessCluster("tdm-test"), request)
+    assert generator._group.workers[0]._decode(list(b"hi")) == "hi"  # type: ignore[attr-defined]
+    await generator.close()
+
+
+async def test_a_refit_waits_for_the_call_of_an_earlier_one(run: Run) -> None:
+    await run.generator.pause("keep")
+    worker = run.generator._group.workers[0]  # type: ignore[attr-defined]
+    with worker._refit_lock.held("a late call"):
+        task = asyncio.ensure_future(run.generator.weight_receivers()[0].start(1))
+        assert await asyncio.wait({task}, timeout=0.1) == (set(), {task})
+    await task

@@ -1,9 +1,16 @@
 """The driver's side: which replica gets a request."""
 
+import asyncio
+import threading
+from collections import Counter
+
+import pytest
+
 from rl.cluster.worker_group import WorkerRequest
-from rl.core.types import Completion, FinishReason, VersionSpan
-from rl.generation.generator import SamplingParams
-from rl.generation.pool import NO_VERSION, PooledGenerator
+from rl.core.errors import InfraError
+from rl.core.types import NO_VERSION, Completion, FinishReason, VersionSpan
+from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.pool import PooledGenerator, replicas_of
 from tests.support.local_group import InProcessGroup
 
 PARAMS = SamplingParams(1.0, 1.0, None, 4, (), (), 0)
@@ -23,15 +30,11 @@ class Worker:
     def close(self) -> None:
         self.closed += 1
 
-    def health(self) -> None:
-        if self.closed:
-            raise RuntimeError("closed")
-
 
 def pool(replicas: int) -> tuple[PooledGenerator[Worker], list[Worker]]:  # type: ignore[type-var]
     workers = [Worker() for _ in range(replicas)]
     group = InProcessGroup(workers, WorkerRequest("generation", replicas, 1, 0, 4, 10.0))
-    return PooledGenerator(group, Worker, 64), workers  # type: ignore[type-var]
+    return PooledGenerator(group, Worker, 64, 4), workers  # type: ignore[type-var]
 
 
 def test_the_replica_with_the_fewest_requests_in_flight_is_chosen() -> None:
@@ -54,7 +57,87 @@ async def test_requests_return_their_place_and_closing_ends_every_worker_once() 
         await generator.generate([1], PARAMS, request_id=str(index), session=str(index))
     assert generator._in_flight == [0, 0]
     assert sorted(request for worker in workers for request in worker.requests) == [str(i) for i in range(6)]
-    assert await generator.check_health() == [True, True]
     await generator.close()
     await generator.close()
     assert [worker.closed for worker in workers] == [1, 1]
+
+
+class Busy:
+    """A worker whose requests end when they are aborted or let go, and not before."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.changed = threading.Condition()
+        self.running: set[str] = set()
+        self.ended: set[str] = set()
+        self.is_open = False
+
+    def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
+        with self.changed:
+            self.running.add(request_id)
+            self.changed.wait_for(lambda: self.is_open or request_id in self.ended, timeout=20)
+            self.running.discard(request_id)
+        if request_id in self.ended:
+            raise InfraError(f"request {request_id} was aborted")
+        return Completion((1,), (-0.5,), FinishReason.STOP, (VersionSpan(0, 0, 1),), "")
+
+    def pause(self, mode: PauseMode) -> None:
+        with self.changed:
+            self.calls[mode] += 1
+            if mode == "abort":
+                self.ended |= self.running
+                self.changed.notify_all()
+
+    def abort(self, request_id: str) -> None:
+        with self.changed:
+            self.ended.add(request_id)
+            self.changed.notify_all()
+
+    def let_go(self) -> None:
+        with self.changed:
+            self.is_open = True
+            self.changed.notify_all()
+
+
+PLACES = 3
+REQUEST = GeneratorRequest("/model", "/model", "float32", 64, 0, 1, 0, False, 10.0)
+
+
+async def crowd(count: int) -> tuple[PooledGenerator[Busy], Busy, list["asyncio.Task[Completion]"]]:  # type: ignore[type-var]
+    """A replica with every place taken and more requests than threads."""
+    worker = Busy()
+    group = InProcessGroup([worker], replicas_of(REQUEST, 1, PLACES, 10.0))
+    generator = PooledGenerator(group, Busy, 64, PLACES)  # type: ignore[type-var]
+    tasks = [
+        asyncio.ensure_future(generator.generate([1], PARAMS, request_id=str(index), session="s"))
+        for index in range(count)
+    ]
+    async with asyncio.timeout(10):
+        while len(worker.running) < PLACES:
+            await asyncio.sleep(0)
+    return generator, worker, tasks
+
+
+@pytest.mark.parametrize("mode", ["keep", "abort"])
+async def test_a_pause_does_not_wait_behind_more_requests_than_there_are_threads(mode: PauseMode) -> None:
+    generator, worker, tasks = await crowd(100)
+    async with asyncio.timeout(5):
+        await generator.pause(mode)
+    assert worker.calls[mode] == 1
+    worker.let_go()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    aborted = [result for result in results if isinstance(result, InfraError)]
+    assert len(aborted) == (PLACES if mode == "abort" else 0)
+
+
+async def test_cancelled_requests_give_their_places_back_wherever_they_were() -> None:
+    generator, worker, tasks = await crowd(8)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    worker.let_go()
+    done = [generator.generate([1], PARAMS, request_id=f"new-{index}", session="s") for index in range(5)]
+    async with asyncio.timeout(5):
+        assert len(await asyncio.gather(*done)) == 5
+    assert worker.ended == {"0", "1", "2"}
+    assert generator._in_flight == [0]

@@ -9,14 +9,15 @@ from collections.abc import Iterator
 import pytest
 
 from rl.core.errors import WeightSyncError
-from rl.weights.host import SHM_FOLDER, SharedRing
+from rl.core.reaper import SHARED_MEMORY
+from rl.weights.host import SharedRing
 
 
 @pytest.fixture
 def channel() -> Iterator[str]:
     name = f"tdm-test-{secrets.token_hex(6)}"
     yield name
-    (SHM_FOLDER / name).unlink(missing_ok=True)
+    (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def test_what_one_end_writes_the_other_reads(channel: str) -> None:
@@ -33,10 +34,10 @@ def test_what_one_end_writes_the_other_reads(channel: str) -> None:
 def test_the_segment_is_named_as_told_and_removed_by_its_owner_only(channel: str) -> None:
     sender = SharedRing.create(channel, 64, 2)
     SharedRing.attach(channel, 64, 2).close()
-    assert (SHM_FOLDER / channel).stat().st_size == 128
+    assert (SHARED_MEMORY / channel).stat().st_size == 128
     sender.close()
     sender.close()
-    assert not (SHM_FOLDER / channel).exists()
+    assert not (SHARED_MEMORY / channel).exists()
 
 
 def test_a_receiver_that_ends_does_not_remove_the_segment(channel: str) -> None:
@@ -44,7 +45,7 @@ def test_a_receiver_that_ends_does_not_remove_the_segment(channel: str) -> None:
     code = f"from rl.weights.host import SharedRing; SharedRing.attach({channel!r}, 64, 2).slot(0).fill_(3)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
-    assert (SHM_FOLDER / channel).exists()
+    assert (SHARED_MEMORY / channel).exists()
     assert sender.slot(0).tolist() == [3] * 64
     sender.close()
 
@@ -68,7 +69,7 @@ def test_a_missing_or_differing_segment_is_refused(channel: str) -> None:
 def test_too_large_a_ring_names_the_setting_and_leaves_nothing(channel: str) -> None:
     with pytest.raises(WeightSyncError, match="bucket_mib"):
         SharedRing.create(channel, 1 << 50, 2)
-    assert not (SHM_FOLDER / channel).exists()
+    assert not (SHARED_MEMORY / channel).exists()
 
 
 def test_a_closed_ring_cannot_be_used(channel: str) -> None:

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rl.core.errors import WeightSyncError
-from rl.weights.host import SHM_FOLDER
+from rl.core.reaper import SHARED_MEMORY
 from rl.weights.plan import plan_buckets
 from rl.weights.receiver import WeightReceiver, checksum_of
 from rl.weights.sender import WeightSender
@@ -52,7 +52,7 @@ class Ends:
     def close(self) -> None:
         self.receiver.close()
         self.sender.close()
-        assert not (SHM_FOLDER / self.info.channel).exists()
+        assert not (SHARED_MEMORY / self.info.channel).exists()
 
 
 def odd_tensors() -> Tensors:

@@ -14,7 +14,7 @@ from rl.core.clock import SystemClock
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.weights.config import RefitConfig
-from rl.weights.host import SHM_FOLDER
+from rl.core.reaper import SHARED_MEMORY
 from rl.weights.receiver import WeightReceiver
 from rl.weights.sender import WeightSender
 from rl.weights.sync import WeightSync
@@ -145,13 +145,13 @@ class Scene:
 
     async def close(self) -> None:
         await self.sync.close()
-        assert not list(SHM_FOLDER.glob(f"{self.tag}*"))
+        assert not list(SHARED_MEMORY.glob(f"{self.tag}*"))
 
 
 async def test_every_replica_gets_every_version_and_the_report_says_what_moved() -> None:
     scene = Scene()
     await scene.sync.connect()
-    assert len(list(SHM_FOLDER.glob(f"{scene.tag}*"))) == 1
+    assert len(list(SHARED_MEMORY.glob(f"{scene.tag}*"))) == 1
     for version in range(3):
         report = await scene.sync.publish(version)
         scene.assert_loaded(version)
@@ -317,5 +317,5 @@ async def test_two_hundred_refits_leave_no_segment_and_no_descriptor() -> None:
     for version in range(1, 201):
         await scene.sync.publish(version)
     assert len(os.listdir("/proc/self/fd")) <= before
-    assert len(list(SHM_FOLDER.glob(f"{scene.tag}*"))) == 1
+    assert len(list(SHARED_MEMORY.glob(f"{scene.tag}*"))) == 1
     await scene.close()

@@ -24,7 +24,7 @@ from rl.generation.vllm.worker import (
 )
 
 CONTEXT = WorkerContext("generation", 1, 2, 1, "", "cpu", 2, "tdm-test")
-REQUEST = GeneratorRequest("/models/x", "float32", 128, 5, 2, 0, True, "tdm-test", 60.0)
+REQUEST = GeneratorRequest("/models/x", "/models/words", "float32", 128, 5, 2, 0, True, 60.0)
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
@@ -105,7 +105,7 @@ def test_every_setting_of_the_section_reaches_the_engine() -> None:
     )  # fmt: skip
     values = engine_arguments(CONTEXT, config, REQUEST)
     expected = {
-        "model": "/models/x", "dtype": "float32", "max_model_len": 128, "trust_remote_code": True,
+        "model": "/models/x", "tokenizer": "/models/words", "dtype": "float32", "max_model_len": 128, "trust_remote_code": True,
         "tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 29, "block_size": 32,
         "enable_prefix_caching": False, "enforce_eager": False,
         "max_num_seqs": 9, "max_num_batched_tokens": 77, "logprobs_mode": "processed_logprobs", "seed": 1,

@@ -42,6 +42,7 @@ def test_a_run_leaves_metrics_rollouts_checkpoints_and_an_export(tmp_path: Path)
     }  # fmt: skip
     assert expected - lines[1].keys() == set()
     assert all(line["train/max_logprob_diff"] <= 1e-4 for line in lines[1:])
+    assert [line["step"] for line in lines if "timing/train/checkpointing" in line] == [2, 3]
     rollouts = [json.loads(line) for line in (folder / "rollouts" / "step_2.jsonl").read_text().splitlines()]
     assert len(rollouts) == 8
     assert {rollout["weight_versions"][0][0] for rollout in rollouts} == {1}

@@ -1,21 +1,20 @@
-"""What every worker group shares: checks of ranks and shards, waiting for several ranks, and the words of its errors.
+"""What every worker group shares: checks of ranks and shards, and the words of its errors.
 
 It does not know how a call reaches its worker: see local.py and ray.py.
 """
 
-import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from rl.cluster.worker_group import WorkerRequest
+from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import FatalError, InfraError
 
 W = TypeVar("W")
 R = TypeVar("R")
 S = TypeVar("S")
 P = ParamSpec("P")
-T = TypeVar("T")
 
 
 class CalledGroup(ABC, Generic[W]):
@@ -34,7 +33,7 @@ class CalledGroup(ABC, Generic[W]):
         shared = self._share(args)
         shared_kwargs = dict(zip(kwargs, self._share(tuple(kwargs.values())), strict=True))
         ranks = range(self.world_size)
-        return await all_or_first_error([self._invoke(rank, method.__name__, shared, shared_kwargs) for rank in ranks])
+        return await gather_or_cancel([self._invoke(rank, method.__name__, shared, shared_kwargs) for rank in ranks])
 
     async def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], *args: P.args, **kwargs: P.kwargs
@@ -51,7 +50,7 @@ class CalledGroup(ABC, Generic[W]):
             )
         shared = self._share(args)
         calls = [self._invoke(i, method.__name__, (shard, *shared), kwargs) for i, shard in enumerate(shards)]
-        return await all_or_first_error(calls)
+        return await gather_or_cancel(calls)
 
     async def call(self, rank: int, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call `method` on one worker."""
@@ -86,26 +85,3 @@ class CalledGroup(ABC, Generic[W]):
     @abstractmethod
     async def _invoke(self, rank: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call one worker; raise InfraError for its death or deadline, and its own error otherwise."""
-
-
-async def all_or_first_error(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run calls together; results in order. The first error ends the wait for the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    if not tasks:
-        return []
-    try:
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-    except asyncio.CancelledError:
-        for task in tasks:
-            task.cancel()
-        raise
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)
-    failed = next((task.exception() for task in tasks if task in done and task.exception() is not None), None)
-    if failed is not None:
-        waiting = [str(rank) for rank, task in enumerate(tasks) if task in pending]
-        if waiting:
-            failed.add_note(f"ranks {', '.join(waiting)} were still busy with the same call")
-        raise failed
-    return [task.result() for task in tasks]

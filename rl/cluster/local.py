@@ -5,8 +5,6 @@ What it cannot do: end a worker that hangs (a thread cannot be killed) and give 
 """
 
 import asyncio
-import queue
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -14,10 +12,12 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
-from rl.cluster.calls import CalledGroup, all_or_first_error
+from rl.cluster.calls import CalledGroup
 from rl.cluster.config import ClusterConfig
+from rl.cluster.daemon_pool import DaemonPool
 from rl.cluster.devices import count_gpus
 from rl.cluster.worker_group import WorkerContext, WorkerGroup, WorkerRequest
+from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import ConfigError, InfraError, RLError
 from rl.core.imports import import_object
 from rl.core.resources import RunResources
@@ -25,47 +25,6 @@ from rl.core.resources import RunResources
 W = TypeVar("W")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class DaemonPool:
-    """A thread pool whose threads do not keep the process alive when a call in them hangs."""
-
-    def __init__(self, name: str, size: int) -> None:
-        self._name = name
-        self._size = size
-        self._threads: list[threading.Thread] = []
-        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-
-    def submit(self, function: Callable[[], T]) -> "Future[T]":
-        """Run `function` on a thread of the pool."""
-        future: Future[T] = Future()
-        if len(self._threads) < self._size:
-            name = f"{self._name}-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
-            self._threads[-1].start()
-        self._work.put(lambda: run_into(future, function))
-        return future
-
-    def close(self) -> None:
-        """Let each thread end after its present call."""
-        for _ in self._threads:
-            self._work.put(None)
-
-    def _serve(self) -> None:
-        while (job := self._work.get()) is not None:
-            job()
-
-
-def run_into(future: "Future[T]", function: Callable[[], T]) -> None:
-    """Run a function and give its result or error to a future."""
-    if not future.set_running_or_notify_cancel():
-        return
-    try:
-        result = function()
-    except BaseException as error:  # SystemExit of a worker must not end its thread silently.
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 @dataclass
@@ -96,7 +55,7 @@ class LocalWorkerGroup(CalledGroup[W]):
     async def start(self, contexts: Sequence[WorkerContext]) -> None:
         """Construct the workers, all at once."""
         self._slots = [self._slot(context) for context in contexts]
-        await all_or_first_error([self._construct(slot) for slot in self._slots])
+        await gather_or_cancel([self._construct(slot) for slot in self._slots])
 
     async def check_health(self) -> list[bool]:
         """Whether each worker answers: it was built, and no call of it hangs past its deadline."""

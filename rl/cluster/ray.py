@@ -10,8 +10,8 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
@@ -20,8 +20,9 @@ from ray.exceptions import RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from rl.cluster.calls import CalledGroup, all_or_first_error
+from rl.cluster.calls import CalledGroup
 from rl.cluster.config import ClusterConfig
+from rl.cluster.daemon_pool import DaemonPool, run_or_undo
 from rl.cluster.devices import count_gpus
 from rl.cluster.environment import (
     exchanged_environment,
@@ -32,6 +33,7 @@ from rl.cluster.environment import (
 )
 from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, last_lines
 from rl.cluster.worker_group import WorkerContext, WorkerGroup, WorkerRequest
+from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import ConfigError, InfraError, RLError
 from rl.core.resources import RunResources
 
@@ -100,7 +102,7 @@ class RayWorkerGroup(CalledGroup[W]):
         ranks = range(self.world_size)
         actors = [self._create(rank) for rank in ranks]
         self._slots = [RaySlot(actor, HostFacts(0, "", "", "")) for actor in actors]
-        facts = await all_or_first_error([self._start_call(rank, control(actors[rank].where)) for rank in ranks])
+        facts = await gather_or_cancel([self._start_call(rank, control(actors[rank].where)) for rank in ranks])
         for slot, found in zip(self._slots, facts, strict=True):
             slot.facts = found
         rendezvous = ""
@@ -108,7 +110,7 @@ class RayWorkerGroup(CalledGroup[W]):
             rendezvous = await self._start_call(0, control(actors[0].open_rendezvous))
         for rank, slot in enumerate(self._slots):
             slot.context = self._context(rank, rendezvous)
-        await all_or_first_error([self._construct(rank) for rank in ranks])
+        await gather_or_cancel([self._construct(rank) for rank in ranks])
 
     async def check_health(self) -> list[bool]:
         """Whether each worker's process answers; a busy worker does."""
@@ -270,7 +272,7 @@ def signal_process(process: psutil.Process, action: Callable[[psutil.Process], N
 class RayVirtualCluster:
     """A Cluster over Ray, started by the run or joined."""
 
-    def __init__(self, config: ClusterConfig, run: RunResources, ray_thread: ThreadPoolExecutor) -> None:
+    def __init__(self, config: ClusterConfig, run: RunResources, ray_thread: DaemonPool) -> None:
         self._config = config
         self._run = run
         self._ray_thread = ray_thread
@@ -307,10 +309,12 @@ class RayVirtualCluster:
         if not self._open:
             return
         self._open = False
-        await all_or_first_error([group.close() for group in self._groups])
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._ray_thread, ray.shutdown)
-        self._ray_thread.shutdown(wait=False)
+        try:
+            await gather_or_cancel([group.close() for group in self._groups])
+        finally:
+            ending = self._ray_thread.submit(ray.shutdown)
+            self._ray_thread.close()
+            await asyncio.wrap_future(ending)
 
     def _worker_variables(self, request: WorkerRequest) -> dict[str, str]:
         threads = thread_variables(request.num_threads, os.environ)
@@ -377,17 +381,14 @@ async def start_ray(config: ClusterConfig, run: RunResources) -> RayVirtualClust
         raise ConfigError("this process is connected to a Ray cluster already; shut that down first (one per process)")
     settings = join_settings(config) if config.address is not None else own_settings(config, run)
     # Ray's processes die with the thread that started them, so the thread lives as long as the cluster.
-    ray_thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-    starting = ray_thread.submit(connect, settings, ray_variables(config))
+    ray_thread = DaemonPool("ray", 1)
+    start = partial(connect, settings, ray_variables(config))
     try:
-        async with asyncio.timeout(config.start_timeout_s):
-            await asyncio.wrap_future(starting)
+        await run_or_undo(ray_thread, start, ray.shutdown, config.start_timeout_s)
     except TimeoutError as error:
-        ray_thread.shutdown(wait=False)
         raise InfraError(f"Ray did not start within cluster.start_timeout_s={config.start_timeout_s:g} s") from error
     except (RayError, RuntimeError, ConnectionError, ValueError) as error:
-        ray_thread.shutdown(wait=False)
-        raise InfraError(f"Ray did not start ({config.address or 'a cluster of its own'}): {error}") from error
+        raise InfraError(f"Ray did not start ({settings.get('address', 'own cluster')}): {error}") from error
     cluster = RayVirtualCluster(config, run, ray_thread)
     alive = sum(bool(node["Alive"]) for node in ray.nodes())
     if alive < config.num_nodes:

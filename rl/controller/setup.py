@@ -13,6 +13,7 @@ from typing import cast
 
 from rl.algorithms.algorithm import Algorithm
 from rl.algorithms.grpo import build_grpo
+from rl.cluster.threads import ThreadPlan, thread_plan
 from rl.cluster.virtual_cluster import build_cluster
 from rl.cluster.worker_group import Cluster
 from rl.controller.activity import Activity
@@ -32,7 +33,7 @@ from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel, in_thread
 from rl.core.errors import ConfigError, DataError
 from rl.core.imports import import_object
-from rl.core.resources import RunResources, ThreadPlan, thread_plan
+from rl.core.resources import RunResources
 from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
 from rl.data.datasets import load_rows

@@ -50,9 +50,10 @@ class SharedRing:
             path.unlink(missing_ok=True)
             if error.errno not in (errno.ENOSPC, errno.ENOMEM):
                 raise
-            free = os.statvfs(SHARED_MEMORY)
+            found = os.statvfs(SHARED_MEMORY)
+            free = found.f_bavail * found.f_frsize
             raise WeightSyncError(
-                f"{SHARED_MEMORY} has {free.f_bavail * free.f_frsize >> 20} MiB free, the refit needs {size >> 20} MiB; "
+                f"{SHARED_MEMORY} has {free >> 20} MiB free, the refit needs {size >> 20} MiB; "
                 "lower policy.generation.refit_cfg.bucket_mib or enlarge the shared memory"
             ) from error
         finally:

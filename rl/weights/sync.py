@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 from rl.core.clock import Clock
+from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.weights.config import RefitConfig
@@ -138,14 +139,11 @@ class WeightSync:
         await self._pack(0)
         for bucket in range(num_buckets):
             calls = [(receiver, receiver.update(bucket)) for receiver in self._receivers]
-            tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._all(f"update with bucket {bucket}", calls))]
+            work: list[Coroutine[Any, Any, Any]] = [self._all(f"update with bucket {bucket}", calls)]
             if bucket + 1 < num_buckets:
-                tasks.append(asyncio.ensure_future(self._pack(bucket + 1)))
-            try:
-                # Both ends are awaited together: whichever fails first is reported at once, not as the other's silence.
-                await asyncio.gather(*tasks)
-            finally:
-                await _cancel(*tasks)
+                work.append(self._pack(bucket + 1))
+            # Both ends are awaited together: whichever fails first is reported at once, not as the other's silence.
+            await gather_or_cancel(work)
 
     async def _pack(self, bucket: int) -> None:
         try:
@@ -159,21 +157,23 @@ class WeightSync:
     async def _all(self, phase: str, calls: Sequence[tuple[ReceiverHandle, Coroutine[Any, Any, T]]]) -> list[T]:
         """Run one call per replica together; the first failure cancels the rest and names its replica."""
         self._phase = phase
-        tasks = {receiver.replica: asyncio.ensure_future(call) for receiver, call in calls}
+        late: list[str] = []
+
+        async def finish(receiver: ReceiverHandle, call: Coroutine[Any, Any, T]) -> T:
+            try:
+                return await call
+            except asyncio.CancelledError:
+                late.append(receiver.replica)
+                raise
+            except Exception as error:
+                raise WeightSyncError(f"replica {receiver.replica} failed at {phase}: {_text(error)}") from error
+
         try:
-            done, pending = await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
-            for replica, task in tasks.items():
-                error = task.exception() if task in done and not task.cancelled() else None
-                if error is not None:
-                    raise WeightSyncError(f"replica {replica} failed at {phase}: {_text(error)}") from error
-            return [await task for task in tasks.values()]
+            return await gather_or_cancel([finish(receiver, call) for receiver, call in calls])
         except asyncio.CancelledError:
-            late = [replica for replica, task in tasks.items() if not task.done()]
             if late:
                 self._phase = f"{phase}, waiting for replica {', '.join(late)}"
             raise
-        finally:
-            await _cancel(*tasks.values())
 
     @property
     def phase(self) -> str:
@@ -217,13 +217,6 @@ def _check_acks(acks: list[Ack], version: PolicyVersion, num_tensors: int, check
             raise WeightSyncError(
                 f"replica {ack.replica} acknowledged (version, tensors, checksum) = {loaded}, sent was {sent}"
             )
-
-
-async def _cancel(*tasks: "asyncio.Future[Any]") -> None:
-    """Cancel tasks that are no longer wanted and wait for their end; their results were either taken or are moot."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _text(error: BaseException) -> str:

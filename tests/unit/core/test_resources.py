@@ -1,4 +1,4 @@
-"""A run's marks, threads, and the clean-up when it ends in order or dies (no Ray)."""
+"""A run's marks, and the clean-up when it ends in order or dies (no Ray)."""
 
 import multiprocessing.util
 import os
@@ -9,13 +9,12 @@ import textwrap
 import time
 from multiprocessing import shared_memory
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from rl.core.errors import ConfigError
 from rl.core.reaper import TAG_VARIABLE, Reaper, read_environment, read_process
-from rl.core.resources import RunResources, thread_plan
+from rl.core.resources import RunResources
 from tests.support.waiting import wait_for_exit, wait_for_round_of
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(300)"]
@@ -149,18 +148,3 @@ def test_nothing_of_a_killed_driver_is_left_within_ten_seconds(tmp_path, number)
         bystander.wait()
         driver.kill()
         driver.wait()
-
-
-def test_roles_in_turns_get_all_cores_and_overlapping_ones_share_them():
-    free = SimpleNamespace(policy=None, generation=None)
-    in_turns = thread_plan(free, overlapping=False, cores=8, generation_workers=2)
-    assert (in_turns.policy, in_turns.generation) == (8, 4)
-    overlapping = thread_plan(free, overlapping=True, cores=8)
-    assert (overlapping.policy, overlapping.generation) == (4, 4)
-    assert thread_plan(free, overlapping=True, cores=1).policy == 1
-    assert in_turns.describe() == "threads: policy 8, generation 4, working in turns on 8 cores"
-
-
-def test_explicit_thread_counts_win():
-    plan = thread_plan(SimpleNamespace(policy=3, generation=1), overlapping=True, cores=8)
-    assert (plan.policy, plan.generation) == (3, 1)

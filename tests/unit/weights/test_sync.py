@@ -12,9 +12,9 @@ import torch
 
 from rl.core.clock import SystemClock
 from rl.core.errors import InfraError, WeightSyncError
+from rl.core.reaper import SHARED_MEMORY
 from rl.core.types import PolicyVersion
 from rl.weights.config import RefitConfig
-from rl.core.reaper import SHARED_MEMORY
 from rl.weights.receiver import WeightReceiver
 from rl.weights.sender import WeightSender
 from rl.weights.sync import WeightSync

@@ -98,9 +98,7 @@ class PooledGenerator(Generic[W]):
         max_in_flight: Requests that one replica has at once; further ones wait here, where no deadline runs yet.
     """
 
-    def __init__(
-        self, group: WorkerGroup[W], worker_class: type[W], max_model_len: int, max_in_flight: int
-    ) -> None:
+    def __init__(self, group: WorkerGroup[W], worker_class: type[W], max_model_len: int, max_in_flight: int) -> None:
         self._group = group
         self._worker = worker_class
         self._max_model_len = max_model_len

@@ -29,8 +29,7 @@ class RefitLock:
         """
         if not self._lock.acquire(timeout=self._timeout_s):
             raise InfraError(
-                f"{self._replica}: {phase} waited in vain for an earlier call of a refit to end "
-                f"({self._timeout_s:g} s)"
+                f"{self._replica}: {phase} waited in vain for an earlier call of a refit to end ({self._timeout_s:g} s)"
             )
         try:
             yield

@@ -12,6 +12,7 @@ only the remaining parameters can be read back here.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,14 +26,11 @@ from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
 from rl.core.errors import WeightSyncError
+from rl.generation.vllm.head_check import largest_difference
 from rl.weights.receiver import Received, WeightReceiver, checksum_of
 from rl.weights.transport import TensorSpec, TransferInfo
 
 BACKEND = "tandem"
-# Largest difference, relative to the largest logit, between an output layer and a plain product with its weights. One
-# optimizer step at learning rate 1e-5 moves it by about 1e-4, float32 arithmetic by less than 1e-6.
-_HEAD_TOLERANCE = {torch.float32: 1e-5}
-_HEAD_TOLERANCE_LOW_PRECISION = 2e-2
 
 
 @dataclass
@@ -71,6 +69,7 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._receiver = WeightReceiver(self._load, keeps_tensors=True)
         self._loaded: set[str] = set()
         self._sent: dict[str, str] = {}
+        self._num_refits = 0
         self.received: Received | None = None
 
     def init_transfer_engine(self, init_info: RefitInitInfo) -> None:
@@ -156,16 +155,16 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         return missing
 
     def _check_heads(self) -> None:
-        """Compare every output layer that kept its weights beside a packed copy with a plain product."""
+        """Compare every output layer that kept its weights beside a packed copy with what it computes."""
         for name, head in self.model.named_modules():
             if not isinstance(head, ParallelLMHead) or head.weight.numel() == 0 or head.weight.device.type != "cpu":
                 continue
-            probe = torch.ones(1, head.weight.shape[1], dtype=head.weight.dtype)
-            plain = torch.nn.functional.linear(probe, head.weight).float()
-            packed = head.quant_method.apply(head, probe).float()
-            gap = float((plain - packed).abs().max() / plain.abs().max().clamp_min(1e-6))
-            if not gap <= _HEAD_TOLERANCE.get(head.weight.dtype, _HEAD_TOLERANCE_LOW_PRECISION):
-                raise WeightSyncError(f"output layer '{name}' computes with other weights (relative gap {gap:.3g})")
+            if not head.weight.is_floating_point():
+                continue
+            gap = largest_difference(head.weight, partial(head.quant_method.apply, head), self._num_refits)
+            if gap != 0.0:
+                raise WeightSyncError(f"output layer '{name}' computes with other weights (they differ by {gap:.3g})")
+        self._num_refits += 1
 
     def _check_parameters(self) -> None:
         for name, parameter in self.model.named_parameters():

@@ -105,8 +105,8 @@ def test_every_setting_of_the_section_reaches_the_engine() -> None:
     )  # fmt: skip
     values = engine_arguments(CONTEXT, config, REQUEST)
     expected = {
-        "model": "/models/x", "tokenizer": "/models/words", "dtype": "float32", "max_model_len": 128, "trust_remote_code": True,
-        "tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 29, "block_size": 32,
+        "model": "/models/x", "tokenizer": "/models/words", "dtype": "float32", "max_model_len": 128,
+        "trust_remote_code": True, "tensor_parallel_size": 2, "kv_cache_memory_bytes": 1 << 29, "block_size": 32,
         "enable_prefix_caching": False, "enforce_eager": False,
         "max_num_seqs": 9, "max_num_batched_tokens": 77, "logprobs_mode": "processed_logprobs", "seed": 1,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Write the BUILD files of the Python code from its imports, or check that they are up to date.
 
-One py_library per module, with exactly the libraries it imports; one binary per entry point; one test per test file.
+One py_library per module, with exactly the libraries it imports; one binary per entry point; one test per folder of
+unit tests, because loading torch takes longer than most of their files, and one per file of the heavier tests.
 Visibility follows the layers. What cannot be read from imports stands in build_extras.toml. Lines of a BUILD file below
 the marker `# Written by hand:` are kept. A module that is named only in a string (for import_object) cannot be a
 dependency of the library that names it, as that could close a circle: binaries and tests take it up instead.
@@ -23,6 +24,8 @@ if __package__ in (None, ""):
 
 from tools.python_imports import Module, read_tree, resolve
 
+# The files of one folder below this one are one test.
+GROUPED_TESTS = "tests/unit/"
 ROOTS = ["rl", "tests", "tools", "docs/examples"]
 # Folders whose BUILD file is written by hand.
 NOT_OURS = {"tools/bazel_rules", "tools/wheel"}
@@ -47,7 +50,7 @@ VISIBILITY = {
 }
 # The protocol modules that the rollout layer sees of the layer below it.
 PROTOCOLS = {"rl.generation.generator", "rl.environments.base"}
-ATTRIBUTE_ORDER = ["name", "size", "timeout", "testonly", "src", "srcs"]
+ATTRIBUTE_ORDER = ["name", "size", "timeout", "testonly", "srcs"]
 ATTRIBUTES_AT_THE_END = ["deps"]
 
 
@@ -88,6 +91,15 @@ def _order(label: str) -> tuple[int, str]:
     return rank, label.replace(":", "!")
 
 
+def _merge(attributes: dict[str, Any], more: dict[str, Any]) -> None:
+    """Add attributes of a rule: lists and dictionaries grow, single values are replaced."""
+    for key, value in more.items():
+        if isinstance(value, list):
+            attributes[key] = sorted({*attributes.get(key, []), *value}, key=_order)
+        else:
+            attributes[key] = {**attributes.get(key, {}), **value} if isinstance(value, dict) else value
+
+
 class Generator:
     """Knows every module of the tree and renders BUILD files from them."""
 
@@ -101,15 +113,8 @@ class Generator:
         """Merge the rules of build_extras.toml that match a file."""
         merged: dict[str, Any] = {}
         for rule in self.rules:
-            if not fnmatch(path, rule["match"]):
-                continue
-            for key, value in rule.items():
-                if key == "match":
-                    continue
-                if isinstance(value, list):
-                    merged[key] = sorted({*merged.get(key, []), *value}, key=_order)
-                else:
-                    merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+            if any(fnmatch(path, pattern) for pattern in rule["match"]):
+                _merge(merged, {key: value for key, value in rule.items() if key != "match"})
         return merged
 
     def imported(self, module: Module) -> set[str]:
@@ -134,16 +139,30 @@ class Generator:
             queue += [(name, True) for name in self.modules[dotted].import_paths if name in self.modules]
         return by_string - by_import
 
+    def render_test(self, name: str, modules: list[Module]) -> str:
+        """Return the rule of one or more test files of a folder."""
+        attributes: dict[str, Any] = {"name": name}
+        for module in modules:
+            names = self.imported(module) | self.named_in_strings(module)
+            deps = sorted(_label(self.modules[name].path) for name in names)
+            _merge(attributes, {"srcs": [Path(module.path).name], "deps": deps})
+            _merge(attributes, self.extras(module.path))
+        if "//rl:modules" in attributes["deps"]:
+            others = [label for label in attributes["deps"] if not label.startswith("//rl")]
+            attributes["deps"] = ["//rl:modules", *others]
+        return _render("rl_pytest", attributes, modules[0].path.rpartition("/")[0])
+
+    def render_tests(self, folder: str, modules: list[Module]) -> list[str]:
+        """Return the rules of the test files of one folder."""
+        if modules and folder.startswith(GROUPED_TESTS):
+            return [self.render_test(Path(folder).name, modules)]
+        return [self.render_test(Path(module.path).stem, [module]) for module in modules]
+
     def render_module(self, module: Module) -> list[str]:
-        """Return the rules of one Python file."""
+        """Return the rules of one Python file that is no test."""
         folder, _, file = module.path.rpartition("/")
         extras = self.extras(module.path)
         deps = {_label(self.modules[name].path) for name in self.imported(module)} | set(extras.pop("deps", []))
-        if _is_test(module.path):
-            deps |= {_label(self.modules[name].path) for name in self.named_in_strings(module)}
-            if "//rl:modules" in deps:
-                deps = {label for label in deps if not label.startswith("//rl") or label == "//rl:modules"}
-            return [_render("rl_pytest", {"name": Path(file).stem, "src": file, "deps": deps, **extras}, folder)]
         library: dict[str, Any] = {"name": _library_name(module.path), "srcs": [file], "deps": deps, **extras}
         parts = module.dotted.split(".")
         if module.dotted in PROTOCOLS:
@@ -158,7 +177,9 @@ class Generator:
 
     def render_folder(self, folder: str, modules: list[Module]) -> str:
         """Return the text of one BUILD file, without what is written by hand."""
-        rules = [text for module in modules for text in self.render_module(module)]
+        tests = [module for module in modules if _is_test(module.path)]
+        rules = [text for module in modules if module not in tests for text in self.render_module(module)]
+        rules += self.render_tests(folder, tests)
         if folder == "rl":
             every = {_label(module.path) for name, module in self.modules.items() if name.split(".")[0] == "rl"}
             everything = {"name": "modules", "deps": every, "visibility": ["//:tools_and_tests"]}

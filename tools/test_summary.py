@@ -1,6 +1,6 @@
-"""Print one closing line, in pytest's own form, for everything that one `bazel test` ran.
+"""Print one closing line, in pytest's own form, for everything that one or more `bazel test` ran.
 
-The line counts the cases in the JUnit reports that this run's build events name; results that Bazel took from a cache,
+The line counts the cases in the JUnit reports that these build events name; results that Bazel took from a cache,
 and reports of earlier runs, do not count. A test that died before it could write a report, or that could not be built,
 counts as one error.
 
@@ -110,13 +110,20 @@ def closing_line(counts: Counter[str], seconds: float) -> str:
 def main() -> int:
     """Print the tests that did not pass and the closing line; exit 1 unless something passed and nothing failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("events", type=Path, help="file written by --build_event_json_file")
-    parser.add_argument("--seconds", type=float, help="time to print, instead of that of the bazel command alone")
+    parser.add_argument("events", type=Path, nargs="+", help="files written by --build_event_json_file")
+    parser.add_argument("--seconds", type=float, help="time to print, instead of that of the bazel commands alone")
     options = parser.parse_args()
-    counts, bad, seconds = summarize(options.events)
+    counts: Counter[str] = Counter()
+    bad: list[str] = []
+    total_s = 0.0
+    for events in options.events:
+        more, more_bad, seconds = summarize(events)
+        counts += more
+        bad += more_bad
+        total_s += seconds
     for line in bad:
         print(f"FAILED {line}")
-    print(closing_line(counts, options.seconds if options.seconds is not None else seconds))
+    print(closing_line(counts, options.seconds if options.seconds is not None else total_s))
     return 0 if counts["passed"] and not bad else 1
 
 

@@ -1,4 +1,4 @@
-"""The rules of the Python tree: `rl_pytest` runs one test file, `rl_binary` is an entry point.
+"""The rules of the Python tree: `rl_pytest` runs test files, `rl_binary` is an entry point.
 
 BUILD files under rl/ and tests/ are written by //tools:build_files; it uses these names.
 """
@@ -26,14 +26,14 @@ def rl_binary(name, srcs, env = {}, **kwargs):
         **kwargs
     )
 
-def rl_pytest(name, src, size = "medium", deps = [], data = [], env = {}, **kwargs):
-    """One pytest file as one test; its cases can be spread over shards with `shard_count`.
+def rl_pytest(name, srcs, size = "medium", deps = [], data = [], env = {}, **kwargs):
+    """Pytest files as one test, in one process; the cases can be spread over shards with `shard_count`.
 
     Args:
       name: the target.
-      src: the test file.
+      srcs: the test files.
       size: sets the time limit, as for every Bazel test.
-      deps: Python libraries that the file imports, and the conftest files above it.
+      deps: Python libraries that the files import, and the conftest files above it.
       data: files that the tests read.
       env: environment variables of the test.
       **kwargs: passed to py_test.
@@ -41,9 +41,9 @@ def rl_pytest(name, src, size = "medium", deps = [], data = [], env = {}, **kwar
     native.py_test(
         name = name,
         size = size,
-        srcs = [_RUNNER, src],
+        srcs = [_RUNNER] + srcs,
         main = _RUNNER,
-        args = ["$(rootpath %s)" % src],
+        args = ["$(rootpath %s)" % src for src in srcs],
         data = data + ["//:pyproject.toml"],
         python_version = "PY3",
         env = dict(_SAFE_PATH, **env),

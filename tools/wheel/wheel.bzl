@@ -32,7 +32,7 @@ def _tandem_wheel_impl(ctx):
         mnemonic = "Wheel",
         progress_message = "Packing " + name,
     )
-    return [DefaultInfo(files = depset([wheel]))]
+    return [DefaultInfo(files = depset([wheel]), runfiles = ctx.runfiles([wheel]))]
 
 tandem_wheel = rule(
     implementation = _tandem_wheel_impl,

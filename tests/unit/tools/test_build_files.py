@@ -14,7 +14,7 @@ TREE = {
     "rl/train_grpo.py": "from rl.trainer.config import TARGET\n",
     "tests/unit/trainer/test_config.py": "from rl.trainer.config import TARGET\n",
     "tests/unit/conftest.py": "",
-    "tools/build_extras.toml": '[[rule]]\nmatch = "tests/unit/*test_*.py"\nsize = "small"\ndata = ["//configs"]\n',
+    "tools/build_extras.toml": '[[rule]]\nmatch = ["tests/unit/*test_*.py"]\nsize = "small"\ndata = ["//configs"]\n',
 }
 
 
@@ -43,11 +43,29 @@ def test_a_string_is_no_dependency_of_the_library_that_holds_it(tmp_path: Path) 
 
 
 def test_a_test_takes_up_what_is_named_in_strings_and_the_conftest_above_it(tmp_path: Path) -> None:
-    text = rule(build_file(tmp_path, "tests/unit/trainer"), "test_config")
+    text = rule(build_file(tmp_path, "tests/unit/trainer"), "trainer")
     assert '"//rl/trainer:worker",' in text
     assert '"//tests/unit:conftest",' in text
     assert 'size = "small"' in text
     assert 'data = ["//configs"]' in text
+
+
+def test_the_unit_tests_of_a_folder_are_one_target_and_heavier_ones_are_a_target_each(tmp_path: Path) -> None:
+    names = ["test_a.py", "test_b.py"]
+    files = {
+        f"tests/{tier}/trainer/{name}": "from rl.core import types\n" for tier in ["unit", "engine"] for name in names
+    }
+    files["tests/unit/trainer/helper.py"] = ""
+    unit = build_file(tmp_path, "tests/unit/trainer", {**TREE, **files})
+    assert unit.count("rl_pytest(\n") == 1
+    assert all(f'"{name}",' in rule(unit, "trainer") for name in [*names, "test_config.py"])
+    assert '"//rl/core:types",' in rule(unit, "trainer")
+    assert 'srcs = ["helper.py"]' in rule(unit, "helper")
+    engine = build_file(tmp_path, "tests/engine/trainer", {**TREE, **files})
+    assert ['srcs = ["test_a.py"]' in rule(engine, "test_a"), 'srcs = ["test_b.py"]' in rule(engine, "test_b")] == [
+        True,
+        True,
+    ]
 
 
 def test_an_entry_point_gets_every_module(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import json
 from collections import Counter
 from pathlib import Path
 
-from tools.test_summary import closing_line, summarize
+import pytest
+
+from tools.test_summary import closing_line, main, summarize
 
 REPORT = """<testsuites><testsuite>
 <testcase name="a"/><testcase name="b"/>
@@ -74,3 +76,19 @@ def test_the_line_has_pytests_form() -> None:
     assert line(456.78, passed=123, skipped=1) == " 123 passed, 1 skipped in 456.78s (0:07:36) "
     assert line(1.5, passed=1, failed=1, error=2) == " 1 failed, 1 passed, 2 errors in 1.50s "
     assert line(0.1) == " no tests ran in 0.10s "
+
+
+@pytest.mark.parametrize(("second", "code"), [("PASSED", 0), ("FAILED", 1)])
+def test_several_runs_have_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], second: str, code: int
+) -> None:
+    files = []
+    for name, status in [("first", "PASSED"), ("second", second)]:
+        folder = tmp_path / name
+        folder.mkdir()
+        passing = '<testsuites><testsuite><testcase name="a"/></testsuite></testsuites>'
+        files.append(event_file(folder, {"status": status, "testActionOutput": report(folder, passing)}))
+    monkeypatch.setattr("sys.argv", ["test_summary", *map(str, files)])
+    assert main() == code
+    expected = " 2 passed in 5.00s " if code == 0 else " 2 passed, 1 error in 5.00s "
+    assert capsys.readouterr().out.splitlines()[-1].strip("=") == expected

@@ -119,6 +119,7 @@ def test_a_shipped_configuration_can_be_read_from_it(installed: Path, tmp_path: 
 def test_a_dry_run_works_from_it(installed: Path, tmp_path: Path) -> None:
     done = run(installed, tmp_path, "-m", "rl", "train", "--config", "grpo_smollm2_cpu", "--dry-run")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.rstrip().endswith("grpo_smollm2_cpu can run")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,16 +1,20 @@
 """Build the environments of the `env` section, and check them before anything is started."""
 
-import ast
-import importlib.util
+import dis
 import os
-from collections.abc import Callable
-from pathlib import Path
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import InspectLoader
+from importlib.machinery import PathFinder
 from typing import cast
 
 from rl.core.errors import ConfigError
 from rl.core.imports import import_object
 from rl.environments.base import Environment
 from rl.environments.config import EnvConfig, EnvironmentConfig, FunctionEnvConfig
+
+# Names of a module that may have any other one too: compiled ones, and those with `import *`, count as if they did.
+_UNTOLD = frozenset({"__getattr__"})
 
 
 def build_environments(env: EnvConfig) -> dict[str, Environment]:
@@ -43,47 +47,29 @@ def _check_target(target: str, key: str) -> None:
     module, separator, attribute = target.partition(":")
     if not (module and separator and attribute):
         raise ConfigError(f"{key} '{target}' is not of the form module:function; write for example my_rewards:score")
-    source = _source_of(module, target, key)
-    names = None if source is None else _names_defined(source)
-    if names is not None and attribute not in names:
+    names = set(vars(sys.modules[module])) if module in sys.modules else _names_bound(module, target, key)
+    if attribute not in names and not names & _UNTOLD:
+        found = ", ".join(sorted(name for name in names if not name.startswith("__"))) or "nothing"
+        raise ConfigError(f"{key}: module '{module}' defines no '{attribute}'; it defines {found}")
+
+
+def _names_bound(module: str, target: str, key: str) -> set[str]:
+    """Return the names that a module's top level binds, from its compiled code; nothing is imported or run."""
+    # Where scoring processes look: the import path, then where the command runs.
+    folders: Sequence[str] | None = [*sys.path, os.getcwd()]
+    spec = None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, folders) if folders else None
+        folders = spec.submodule_search_locations if spec is not None else None
+    if spec is None:
         raise ConfigError(
-            f"{key}: '{source}' defines no '{attribute}'; it defines {', '.join(sorted(names)) or 'nothing'}"
+            f"{key}: there is no module '{module}' (of '{target}') on the import path or in {os.getcwd()}; "
+            "set PYTHONPATH, or run the command where the module is"
         )
-
-
-def _source_of(module: str, target: str, key: str) -> Path | None:
-    """Find the file of a module where scoring processes will: on the import path, then where the command runs."""
-    local = Path(os.getcwd(), *module.split("."))
     try:
-        spec = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):
-        spec = None
-    if spec is not None:
-        return Path(spec.origin) if spec.origin is not None and spec.origin.endswith(".py") else None
-    for candidate in (local.with_suffix(".py"), local / "__init__.py"):
-        if candidate.is_file():
-            return candidate
-    raise ConfigError(
-        f"{key}: there is no module '{module}' (of '{target}') on the import path or in {os.getcwd()}; "
-        "set PYTHONPATH, or run the command where the module is"
-    )
-
-
-def _names_defined(source: Path) -> set[str] | None:
-    """Return the names that a module's top level binds; None when its source does not tell (import *, __getattr__)."""
-    try:
-        tree = ast.parse(source.read_text())
+        code = spec.loader.get_code(spec.name) if isinstance(spec.loader, InspectLoader) else None
     except SyntaxError as error:
-        raise ConfigError(f"{source}:{error.lineno}: {error.msg}") from error
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        match node:
-            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
-                names.add(name)
-            case ast.Name(id=name, ctx=ast.Store()):
-                names.add(name)
-            case ast.alias(name="*"):
-                return None
-            case ast.alias(name=name, asname=alias):
-                names.add(alias or name.partition(".")[0])
-    return None if "__getattr__" in names else names
+        raise ConfigError(f"{spec.origin}:{error.lineno}: {error.msg}") from error
+    if code is None or ("*",) in code.co_consts:
+        return set(_UNTOLD)
+    return {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_NAME", "STORE_GLOBAL")}

@@ -37,9 +37,10 @@ def test_a_reward_function_that_cannot_be_found_is_reported_before_anything_star
 
 
 def test_a_reward_module_is_checked_without_running_it(tmp_path, monkeypatch):
-    (tmp_path / "loud_rewards.py").write_text("raise RuntimeError('it ran')\ndef score(completions): ...\n")
+    (tmp_path / "loud_rewards.py").write_text("open('it_ran', 'w')\ndef score(completions): ...\n")
     monkeypatch.chdir(tmp_path)
     check_environments(function("loud_rewards:score"))
+    assert not (tmp_path / "it_ran").exists()
     (tmp_path / "broken_rewards.py").write_text("def score(:\n")
     with pytest.raises(ConfigError, match="broken_rewards.py:1"):
         check_environments(function("broken_rewards:score"))
@@ -49,3 +50,21 @@ def test_a_reward_module_is_checked_without_running_it(tmp_path, monkeypatch):
 def test_anything_that_a_module_can_offer_is_accepted_and_can_be_called(target):
     check_environments(function(target))
     assert callable(import_object(target))
+
+
+def test_the_package_of_a_reward_module_is_not_run_either(tmp_path, monkeypatch):
+    (tmp_path / "loud_package").mkdir()
+    (tmp_path / "loud_package" / "__init__.py").write_text("raise RuntimeError('it ran')\n")
+    (tmp_path / "loud_package" / "rewards.py").write_text("try:\n    score = print\nfinally:\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    check_environments(function("loud_package.rewards:score"))
+    with pytest.raises(ConfigError, match="'loud_package.rewards' defines no 'scor'; it defines score"):
+        check_environments(function("loud_package.rewards:scor"))
+    with pytest.raises(ConfigError, match="no module 'loud_package.prizes'"):
+        check_environments(function("loud_package.prizes:score"))
+
+
+def test_names_that_a_star_brings_are_accepted(tmp_path, monkeypatch):
+    (tmp_path / "starry_rewards.py").write_text("from os.path import *\n")
+    monkeypatch.chdir(tmp_path)
+    check_environments(function("starry_rewards:join"))

@@ -22,13 +22,16 @@ from typing import Any, Protocol
 
 from rl.controller.checkpoint_config import CheckpointingConfig
 from rl.controller.retention import SavedStep, keep
+from rl.core.concurrency import uninterrupted
 from rl.core.errors import ConfigError, FatalError
+from rl.core.files import make_durable
 
 _log = logging.getLogger(__name__)
 _STEP_NAME = re.compile(r"^step_(\d+)$")
 _TEMPORARY_NAME = re.compile(r"^step_\d+\.tmp-[0-9a-f]+$")
 _MANIFEST = "manifest.json"
 _INFO = "training_info.json"
+_EXACT = "exact_resume"
 _SCHEMA = 1
 
 
@@ -120,17 +123,21 @@ class Checkpointer:
         """
         final = self.folder / f"step_{step}"
         temporary = self.folder / f"step_{step}.tmp-{uuid.uuid4().hex}"
-        if final.exists():
+        if _is_complete(final):
             raise FatalError(f"checkpoint {final} exists already; a step is saved once")
         try:
+            if final.exists():
+                await asyncio.to_thread(_remove_broken, final)
             temporary.mkdir()
             (temporary / "config.yaml").write_text(self._config_text, encoding="utf-8")
             (temporary / _INFO).write_text(
-                json.dumps({**info, "step": step, "metrics": dict(metrics)}), encoding="utf-8"
+                json.dumps({**info, "step": step, "metrics": dict(metrics), _EXACT: self._config.save_optimizer}),
+                encoding="utf-8",
             )
             for name, part in parts.items():
                 await part.save(temporary / name)
-            await asyncio.to_thread(_seal, temporary, final)
+            # Not abandoned half-way: what is removed below must not be what the thread is giving its name.
+            await uninterrupted(asyncio.to_thread(_seal, temporary, final))
         except Exception as error:
             await asyncio.to_thread(shutil.rmtree, temporary, True)
             raise FatalError(self._failure_message(step, error)) from error
@@ -195,6 +202,17 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
+def resume_obstacle(folder: Path) -> str | None:
+    """Say why no run can go on exactly from the latest checkpoint of `folder`; None = it can, or starts anew there."""
+    saved = complete_checkpoints(folder)
+    if not saved or _read_info(saved[-1]).get(_EXACT, True):
+        return None
+    return (
+        f"{saved[-1].path} has no optimizer state (checkpointing.save_optimizer=false), so training cannot go on where "
+        "it was; starting a new run"
+    )
+
+
 def checkpoint_metrics(
     metric_name: str | None, train: Mapping[str, float], validation: Mapping[str, float]
 ) -> dict[str, float]:
@@ -243,17 +261,9 @@ def _seal(temporary: Path, final: Path) -> None:
     (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
     folders = [path for path in temporary.rglob("*") if path.is_dir()]
     for path in [*files, temporary / _MANIFEST, *folders, temporary]:
-        _fsync(path)
+        make_durable(path)
     os.rename(temporary, final)
-    _fsync(final.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    make_durable(final.parent)
 
 
 def _is_complete(path: Path) -> bool:
@@ -273,6 +283,14 @@ def _read_info(checkpoint: Checkpoint) -> dict[str, Any]:
     except (OSError, json.JSONDecodeError) as error:
         raise FatalError(f"checkpoint {checkpoint.path} has no readable {_INFO}: {error}") from error
     return info
+
+
+def _remove_broken(path: Path) -> None:
+    """Make room for a step that stands there incomplete, as after a copy that broke off."""
+    _log.warning("%s is not a complete checkpoint; it is replaced", path)
+    trash = path.with_name(f"{path.name}.tmp-{uuid.uuid4().hex}")
+    path.rename(trash)
+    shutil.rmtree(trash)
 
 
 def _remove_unfinished(folder: Path) -> None:

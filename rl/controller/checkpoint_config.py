@@ -12,4 +12,7 @@ class CheckpointingConfig(ConfigModel):
     metric_name: str | None = operational("val:accuracy", description="val:<name> or train:<name>; null = newest.")
     higher_is_better: bool = operational(True, description="Direction of the metric.")
     save_optimizer: bool = operational(True, description="Save optimizer state; needed for an exact resume.")
+    stop_timeout_s: float = operational(
+        600.0, gt=0, description="Seconds that a stop leaves the phase under way; then it is abandoned."
+    )
     export_hf: bool = operational(True, description="Export the final weights in Hugging Face format to <run>/export.")

@@ -19,7 +19,7 @@ from typing import Any
 from rl.algorithms.config import GRPOConfig
 from rl.controller.checkpoint import Checkpoint, Checkpointer, JsonPart, Saveable, checkpoint_metrics
 from rl.controller.checkpoint_config import CheckpointingConfig
-from rl.controller.phases import CHECKPOINTING, GENERATION, VALIDATION, WEIGHT_SYNC, Phases
+from rl.controller.phases import CHECKPOINTING, GENERATION, TRAINING, VALIDATION, WEIGHT_SYNC, Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
 from rl.controller.step import StepReport, TrainStep
@@ -28,7 +28,7 @@ from rl.controller.stop import RunStopped, StopSignal
 from rl.controller.validation import Validator
 from rl.controller.watchdog import Progress, Watchdog
 from rl.core.clock import Clock
-from rl.core.errors import FatalError
+from rl.core.errors import FatalError, RLError
 from rl.data.prompts import PromptSource
 from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.config import StallWatchdogConfig
@@ -36,6 +36,8 @@ from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.trainer.policy import Policy
 from rl.weights.sync import WeightSync
+
+LAST_SAVE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class ControllerParts:
 
 
 @dataclass
-class RunState:
+class RunProgress:
     """How far the run is."""
 
     step: int = 0
@@ -107,7 +109,7 @@ class Controller:
         self._grpo = grpo
         self._checkpointing = checkpointing
         self._watchdog = Watchdog(watchdog, self._progress, clock)
-        self._state = RunState()
+        self._state = RunProgress()
         self._saved_step = 0
 
     @property
@@ -171,6 +173,10 @@ class Controller:
                 await self._after_step(report, last)
         except RunStopped:
             parts.reporter.note(f"stopping after step {self._state.step}")
+        except asyncio.CancelledError:
+            if parts.stop.requested:
+                await self._save_what_is_done()
+            raise
         if self._checkpointing.enabled and self._saved_step < self._state.step < last:
             await self._save({})
 
@@ -207,17 +213,37 @@ class Controller:
         # Drained here, or the next step would report it as its own.
         await parts.reporter.saved(self._saved_step, parts.phases.drain()[CHECKPOINTING])
 
+    async def _save_what_is_done(self) -> None:
+        """After a stop that had to abandon a phase: save where the parts agree on a step, else say what is lost."""
+        parts, step, phase = self._parts, self._state.step, self._parts.phases.last
+        parts.reporter.note(f"{phase} after step {step} did not end in time; it is abandoned")
+        if not self._checkpointing.enabled or self._saved_step == step:
+            return
+        agree = parts.policy.version == parts.buffer.version == step
+        # A model that is abandoned while it trains may have changed or not; a save that hung would hang again.
+        reason = f"the model may have changed during {phase}"
+        if agree and phase not in (TRAINING, CHECKPOINTING):
+            try:
+                async with asyncio.timeout(LAST_SAVE_TIMEOUT_S):
+                    await self._save({})
+                return
+            except (TimeoutError, RLError) as error:
+                reason = f"saving failed: {error or type(error).__name__}"
+        parts.reporter.note(
+            f"steps {self._saved_step + 1} to {step} are in no checkpoint and will be done again: {reason}"
+        )
+
     def _saveables(self) -> dict[str, Saveable]:
         parts = self._parts
         return {
             "policy": PolicyPart(parts.policy, self._checkpointing.save_optimizer),
-            "prompts": JsonPart(parts.pump.resume_position, parts.prompts.load_state_dict),
+            "prompts": JsonPart(parts.pump.state_dict, parts.pump.load_state_dict),
             "buffer": JsonPart(parts.buffer.state_dict, parts.buffer.load_state_dict),
             "counters": JsonPart(lambda: asdict(self._state), self._load_counters),
         }
 
     def _load_counters(self, state: Mapping[str, Any]) -> None:
-        self._state = RunState(**state)
+        self._state = RunProgress(**state)
 
     def _counters(self) -> dict[str, float]:
         """What went wrong since the last step, and how far the run is."""

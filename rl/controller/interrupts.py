@@ -9,7 +9,6 @@ from typing import NoReturn
 from rl.controller.stop import StopSignal
 
 EXIT_INTERRUPTED = 130
-STOP_DEADLINE_S = 60.0
 # Terminals and launchers deliver one request to a process and to its group, so twice: that is no second wish.
 SAME_REQUEST_S = 1.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -22,12 +21,16 @@ class Interrupts:
         stop: What the first signal sets.
         say: Tells the user.
         last_words: Called before the process ends on the second signal; must be quick.
+        deadline_s: How long the phase under way may take after the first signal; then the task is cancelled.
     """
 
-    def __init__(self, stop: StopSignal, say: Callable[[str], None], last_words: Callable[[], None]) -> None:
+    def __init__(
+        self, stop: StopSignal, say: Callable[[str], None], last_words: Callable[[], None], deadline_s: float
+    ) -> None:
         self._stop = stop
         self._say = say
         self._last_words = last_words
+        self._deadline_s = deadline_s
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[object] | None = None
         self._enforced: asyncio.TimerHandle | None = None
@@ -69,7 +72,7 @@ class Interrupts:
         if self._loop is None or self._task is None:
             return
         # Setting up holds nothing that is worth waiting for.
-        delay = 0.0 if self._setting_up else STOP_DEADLINE_S
+        delay = 0.0 if self._setting_up else self._deadline_s
         self._enforced = self._loop.call_later(delay, self._task.cancel)
 
     def _end_now(self, name: str) -> NoReturn:

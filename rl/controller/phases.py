@@ -24,12 +24,18 @@ class Phases:
     Args:
         clock: Time.
         listener: Called with the name of each phase that begins.
+
+    Attributes:
+        current: The phase now, or IDLE.
+        last: The phase now, or the one before when IDLE.
+        changes: Begins and ends so far.
     """
 
     def __init__(self, clock: Clock, listener: Callable[[str], None]) -> None:
         self._timers = Timers(clock)
         self._listener = listener
         self.current = IDLE
+        self.last = IDLE
         self.changes = 0
 
     @contextmanager
@@ -56,4 +62,5 @@ class Phases:
         self.current = name
         self.changes += 1
         if name != IDLE:
+            self.last = name
             self._listener(name)

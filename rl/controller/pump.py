@@ -7,7 +7,8 @@ unblocked by: `ReplayBuffer.advance` and `put`; the end of a hold
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Protocol
 
@@ -26,6 +27,10 @@ class Prompts(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """The position, so that a restored source continues with the same prompts."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a position."""
         ...
 
 
@@ -56,7 +61,10 @@ class RolloutPump:
         self._manager = manager
         self._num_generations = num_generations
         self._activity = activity
-        self._positions: dict[int, dict[str, Any]] = {}
+        # Where the source stood before it gave a ticket's present prompt, for the tickets that no step has trained.
+        self._draws: dict[int, Mapping[str, Any]] = {}
+        # Prompts of an earlier process that no step has trained; they come first.
+        self._again: deque[Mapping[str, Any]] = deque()
         self._open = asyncio.Event()
         self._open.set()
 
@@ -66,9 +74,7 @@ class RolloutPump:
             while True:
                 ticket = await self._buffer.reserve()
                 await self._open.wait()
-                if ticket.replacement == 0:
-                    self._remember(ticket)
-                groups.create_task(self._run_group(self._prompts.next(), ticket), name=f"group {ticket.seq}")
+                groups.create_task(self._run_group(self._draw(ticket), ticket), name=f"group {ticket.seq}")
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
@@ -79,15 +85,37 @@ class RolloutPump:
         finally:
             self._open.set()
 
-    def resume_position(self) -> dict[str, Any]:
-        """The prompt source's position at the first group that no step has trained: where a restart begins."""
-        return self._positions.get(self._buffer.first_untrained_seq()) or self._prompts.state_dict()
+    def state_dict(self) -> dict[str, Any]:
+        """Where the source stands, and the prompts before it that no step has trained: a restart begins with those.
 
-    def _remember(self, ticket: Ticket) -> None:
-        """Note where the source stands before the ticket's prompt, for the groups from which a restart can begin."""
-        first = self._buffer.first_untrained_seq()
-        self._positions = {seq: position for seq, position in self._positions.items() if seq >= first}
-        self._positions[ticket.seq] = self._prompts.state_dict()
+        Prompts are handed out ahead of training, and replacements of dropped ones ahead of their turn, so the position
+        alone would repeat some prompts or lose them.
+        """
+        self._forget_trained()
+        again = [self._draws[seq] for seq in sorted(self._draws)]
+        return {"source": self._prompts.state_dict(), "again": [*again, *self._again]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `state` was taken; before `run`."""
+        self._prompts.load_state_dict(state["source"])
+        self._again = deque(state["again"])
+
+    def _draw(self, ticket: Ticket) -> Prompt:
+        """Take the next prompt for `ticket`, and note from where."""
+        self._forget_trained()
+        position = self._prompts.state_dict()
+        if not self._again:
+            self._draws[ticket.seq] = position
+            return self._prompts.next()
+        self._draws[ticket.seq] = self._again.popleft()
+        self._prompts.load_state_dict(self._draws[ticket.seq])
+        prompt = self._prompts.next()
+        self._prompts.load_state_dict(position)
+        return prompt
+
+    def _forget_trained(self) -> None:
+        untrained = self._buffer.untrained()
+        self._draws = {seq: self._draws[seq] for seq in untrained if seq in self._draws}
 
     async def _run_group(self, prompt: Prompt, ticket: Ticket) -> None:
         with self._activity.span():

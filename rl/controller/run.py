@@ -10,11 +10,12 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.controller.checkpoint import Checkpoint, Checkpointer
+from rl.controller.checkpoint import Checkpoint, Checkpointer, resume_obstacle
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller
 from rl.controller.dry_run import log_dir
@@ -73,18 +74,21 @@ def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) ->
     # Absolute, because workers may stand in another folder.
     place = log_dir(config, options.config_name).absolute()
     with ExitStack() as stack:
-        folder = open_run_folder(place, options.resume, fingerprint, notes.append)
+        folder = open_run_folder(place, options.resume, fingerprint, notes.append, resume_obstacle)
         stack.callback(folder.release)
         checkpointer = Checkpointer(folder.checkpoints, config.checkpointing, to_yaml(config, tree))
         checkpoint = checkpointer.find(folder.checkpoint)
+        # A finished run that is extended is unfinished from here on.
+        folder.write_status(RunState.UNFINISHED, fingerprint)
         (folder.path / "config.yaml").write_text(to_yaml(config, tree), encoding="utf-8")
         console = Console(config.logger.console, config.grpo.max_num_steps, folder.path / "run.log", clock)
         stack.callback(console.close)
         done = 0 if checkpoint is None else checkpoint.step
         settings = config.model_dump(mode="json")
         logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=None if folder.is_new else done)
-        stack.callback(logger.close)
-        resources = stack.enter_context(RunResources.create())
+        stack.callback(_without_masking, "the loggers", logger.close)
+        resources = RunResources.create()
+        stack.callback(_without_masking, "the run's cleaner", resources.close)
         session = _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
         console.resumed_at(done)
         for note in [*notes, f"run folder {folder.path}", *_checkpoint_note(checkpoint)]:
@@ -104,19 +108,33 @@ def _run(session: _Session) -> RunReport:
         _log.info("the run failed", exc_info=True)
         raise
     finally:
-        session.logger.close()
-        paths = {"run folder": session.folder.path, "metrics": session.logger.path}
-        export = session.folder.path / "export"
-        if export.is_dir():
-            paths["export"] = export
-        session.console.summary(session.logger.history(), paths, outcome)
+        _without_masking("the loggers", session.logger.close)
+        _without_masking("the summary", lambda: _summarize(session, outcome))
+
+
+def _summarize(session: _Session, outcome: str) -> None:
+    """Show how the run went and where its files are."""
+    paths = {"run folder": session.folder.path, "metrics": session.logger.path}
+    export = session.folder.path / "export"
+    if export.is_dir():
+        paths["export"] = export
+    session.console.summary(session.logger.history(), paths, outcome)
+
+
+def _without_masking(what: str, close: Callable[[], object]) -> None:
+    """Close a part; an error of that is a warning, because how the run itself ended is what counts."""
+    try:
+        close()
+    except Exception as error:
+        _log.warning("closing %s failed: %s: %s", what, type(error).__name__, error, exc_info=True)
 
 
 async def _train(session: _Session) -> RunReport:
     """Everything that happens on the event loop."""
     stop = StopSignal()
     console = session.console
-    with Interrupts(stop, console.note, console.close) as interrupts:
+    deadline_s = session.config.checkpointing.stop_timeout_s
+    with Interrupts(stop, console.note, console.close, deadline_s) as interrupts:
         controller: Controller | None = None
         stack = AsyncExitStack()
         try:
@@ -180,8 +198,8 @@ async def _close(stack: AsyncExitStack) -> None:
             await stack.aclose()
     except TimeoutError:
         _log.warning("closing took longer than %.0f s; the run's cleaner ends the rest", CLOSE_TIMEOUT_S)
-    except RLError as error:
-        _log.warning("a part of the run did not close cleanly: %s", error)
+    except Exception as error:  # a boundary: whatever a part raises must not hide how the run ended
+        _log.warning("a part of the run did not close cleanly: %s: %s", type(error).__name__, error, exc_info=True)
 
 
 def _checkpoint_note(checkpoint: Checkpoint | None) -> list[str]:

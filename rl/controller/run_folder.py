@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from rl.core.errors import ConfigError
+from rl.core.files import replace_atomically
 
 _NAME = re.compile(r"^exp_(\d{3,})$")
 _STATUS = "status.json"
 _LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
 Say = Callable[[str], None]
+Obstacle = Callable[[Path], str | None]
 
 
 class RunState(enum.Enum):
@@ -61,7 +63,8 @@ class RunFolder:
 
     def write_status(self, state: RunState, fingerprint: str) -> None:
         """Replace status.json atomically."""
-        write_atomically(self.path / _STATUS, json.dumps({"state": state.value, "fingerprint": fingerprint}) + "\n")
+        text = json.dumps({"state": state.value, "fingerprint": fingerprint}) + "\n"
+        replace_atomically(self.path / _STATUS, text)
 
     def release(self) -> None:
         """Give the folder up; idempotent."""
@@ -70,7 +73,7 @@ class RunFolder:
             self._lock = -1
 
 
-def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say) -> RunFolder:
+def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say, obstacle: Obstacle) -> RunFolder:
     """Choose the folder of this run and take it.
 
     Args:
@@ -79,6 +82,7 @@ def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say) -> R
             starts a new one; anything else is the path of the run folder to go on in, or of one of its checkpoints.
         fingerprint: Of the semantic configuration.
         say: Tells the user what was chosen and why.
+        obstacle: Says why nothing can go on from a folder of checkpoints, or None; "auto" leaves such runs alone.
 
     Raises:
         ConfigError: the given folder does not exist, is in use, or belongs to another configuration.
@@ -87,7 +91,7 @@ def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say) -> R
         return _open_given(Path(resume), fingerprint, say)
     log_dir.mkdir(parents=True, exist_ok=True)
     if resume == "auto":
-        found = _open_latest_unfinished(log_dir, fingerprint, say)
+        found = _open_latest_unfinished(log_dir, fingerprint, say, obstacle)
         if found is not None:
             return found
     folder = _allocate(log_dir)
@@ -103,16 +107,6 @@ def read_status(path: Path) -> RunStatus | None:
         return RunStatus(RunState(values["state"]), str(values["fingerprint"]))
     except (OSError, ValueError, KeyError):
         return None
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace the content of `path`; a reader sees the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def _open_given(given: Path, fingerprint: str, say: Say) -> RunFolder:
@@ -136,8 +130,9 @@ def _open_given(given: Path, fingerprint: str, say: Say) -> RunFolder:
     return folder
 
 
-def _open_latest_unfinished(log_dir: Path, fingerprint: str, say: Say) -> RunFolder | None:
+def _open_latest_unfinished(log_dir: Path, fingerprint: str, say: Say, obstacle: Obstacle) -> RunFolder | None:
     finished: Path | None = None
+    blocked: Path | None = None
     for _, path in sorted(_numbered(log_dir), reverse=True):
         status = read_status(path)
         if status is None or status.fingerprint != fingerprint:
@@ -145,12 +140,18 @@ def _open_latest_unfinished(log_dir: Path, fingerprint: str, say: Say) -> RunFol
         if status.state is RunState.FINISHED:
             finished = finished or path
             continue
+        reason = obstacle(path / CHECKPOINTS)
+        if reason is not None:
+            if blocked is None:
+                say(f"not going on in {path}: {reason}")
+            blocked = blocked or path
+            continue
         folder = _take(path)
         if folder is not None:
             say(f"going on in the unfinished run {path}; --resume never starts a new one")
             return folder
         say(f"{path} has this configuration but is in use by process {_owner(path)}")
-    if finished is not None:
+    if finished is not None and blocked is None:
         say(f"{finished} with this configuration is finished; starting a new run")
     return None
 

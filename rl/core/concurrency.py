@@ -66,3 +66,18 @@ async def in_thread(name: str, function: Callable[[], R]) -> R:
 
     threading.Thread(target=work, name=name, daemon=True).start()
     return await future
+
+
+async def uninterrupted(work: Coroutine[Any, Any, R]) -> R:
+    """Await `work` to its end, also when cancelled meanwhile; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None or task.cancelled():
+        return task.result()
+    task.exception()  # seen: the cancellation is what counts
+    raise cancelled

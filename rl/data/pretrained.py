@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils.logging import disable_progress_bar
 
 from rl.core.errors import ConfigError, InfraError
+from rl.core.files import make_durable
 from rl.core.hub import PROBE_TIMEOUT_S, is_hub_reachable
 from rl.data.model_source import FolderSource, HubSource, is_offline_asked, missing_offline, parse_model_name
 
@@ -130,11 +131,7 @@ def _fingerprint(file: Path) -> str:
 def _sync(folder: Path) -> None:
     """Make the files durable before the rename makes them visible."""
     for path in [*folder.iterdir(), folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        make_durable(path)
 
 
 @contextmanager

@@ -169,10 +169,9 @@ class ReplayBuffer:
             del self._cancelled[past]
         self._notify()
 
-    def first_untrained_seq(self) -> int:
-        """The sequence number at which a restart from here begins."""
-        live = [seq for seq, record in self._records.items() if record.state not in (*_ENDED, GroupState.CLAIMED)]
-        return min(live, default=self._next_seq)
+    def untrained(self) -> list[int]:
+        """The sequence numbers of the tickets that have not ended, in order."""
+        return sorted(seq for seq, record in self._records.items() if record.state not in _ENDED)
 
     def drain_counters(self) -> dict[str, int]:
         """Return drops by reason and replacements since the last call."""
@@ -182,8 +181,9 @@ class ReplayBuffer:
         return counters
 
     def state_dict(self) -> dict[str, Any]:
-        """What a restart needs: groups in flight are not part of it; they are dispatched again."""
-        return {"version": self._version, "next_seq": self.first_untrained_seq()}
+        """What a restart needs. Groups of steps to come are not part of it, cancelled ones neither: all the tickets of
+        those steps are issued again."""
+        return {"version": self._version, "next_seq": self._version * self._groups_per_step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a saved place; only before the first ticket is issued."""

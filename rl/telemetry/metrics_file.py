@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl.core.files import replace_atomically
+
 STEP = "step"
 TIME = "time_s"
 
@@ -65,16 +67,6 @@ class MetricsFile:
 
     def _rewrite(self, lines: list[dict[str, Any]]) -> None:
         replace_atomically(self.path, "".join(map(_line, lines)))
-
-
-def replace_atomically(path: Path, text: str) -> None:
-    """Write a file so that a reader, also after a crash, sees the old content or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _line(values: Mapping[str, Any]) -> str:

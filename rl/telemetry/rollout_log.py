@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl.core.files import replace_atomically
 from rl.core.types import Rollout, RolloutGroup, Turn
-from rl.telemetry.metrics_file import replace_atomically
 
 
 def write_rollouts(

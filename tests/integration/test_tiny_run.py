@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl.core.errors import FatalError
+from rl.core.errors import ConfigError, FatalError
 from rl.data.pretrained import _fingerprint
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
@@ -95,6 +95,36 @@ def test_a_finished_run_started_again_starts_a_new_one_and_says_so(
     report = run.run(["grpo.max_num_steps=1"])
     assert report.run_folder.name == "exp_002"
     assert "is finished; starting a new run" in capsys.readouterr().out
+
+
+def test_a_finished_run_that_is_extended_is_unfinished_until_it_ends(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path, reward=SLOW)
+    run.run(["grpo.max_num_steps=1"])
+    folder = run.log_dir / "exp_001"
+    process = run.start(["grpo.max_num_steps=9"], resume=str(folder))
+    read_until(process, "step 2/9")
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    assert run.status() == "unfinished"
+    assert run.run(["grpo.max_num_steps=4"]).run_folder == folder
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
+
+
+def test_a_run_without_optimizer_state_starts_anew_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, dict[str, Any]] = {
+        "checkpointing": {"save_period": 1, "metric_name": None, "save_optimizer": False}
+    }
+    run = make_tiny_run(tmp_path, reward=SLOW, changes=changes)
+    process = run.start(["grpo.max_num_steps=9"])
+    read_until(process, "step 3/9")
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    assert run.run(["grpo.max_num_steps=2"]).run_folder.name == "exp_002"
+    assert "has no optimizer state (checkpointing.save_optimizer=false)" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="no optimizer"):
+        run.run(["grpo.max_num_steps=9"], resume=str(run.log_dir / "exp_001"))
 
 
 def test_ten_steps_equal_five_a_kill_and_five(tmp_path: Path) -> None:

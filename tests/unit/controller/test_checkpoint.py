@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from rl.controller.checkpoint import (
     check_free_space,
     checkpoint_metrics,
     complete_checkpoints,
+    resume_obstacle,
 )
 from rl.controller.checkpoint_config import CheckpointingConfig
 from rl.core.errors import ConfigError, FatalError
@@ -44,7 +46,7 @@ async def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
     assert checkpoint is not None
     assert checkpoint.step == 10
     info = await checkpointer.restore(checkpoint, parts)
-    assert info == {"total_tokens": 5, "step": 10, "metrics": {"val:accuracy": 0.5}}
+    assert info == {"total_tokens": 5, "step": 10, "metrics": {"val:accuracy": 0.5}, "exact_resume": True}
     assert restored == state
     assert (checkpoint.path / "config.yaml").read_text() == "grpo: {}\n"
 
@@ -108,6 +110,48 @@ async def test_a_cancelled_save_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_save_that_is_cancelled_while_it_is_sealed_ends_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sealing, free, rename = threading.Event(), threading.Event(), os.rename
+
+    def slow_rename(source: Path, target: Path) -> None:
+        sealing.set()
+        assert free.wait(60)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", slow_rename)
+    checkpointer = make_checkpointer(tmp_path)
+    task = asyncio.ensure_future(checkpointer.save(10, {"policy": SavedText("x")}, {}, {}))
+    await asyncio.to_thread(sealing.wait, 60)
+    task.cancel()
+    await asyncio.sleep(0)
+    free.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [10]
+    assert os.listdir(tmp_path) == ["step_10"]
+
+
+async def test_an_incomplete_folder_of_a_step_is_replaced_by_its_next_save(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    (tmp_path / "step_10" / "policy").mkdir(parents=True)
+    await checkpointer.save(10, {"policy": SavedText("x")}, {}, {})
+    assert [checkpoint.step for checkpoint in complete_checkpoints(tmp_path)] == [10]
+    assert os.listdir(tmp_path) == ["step_10"]
+    with pytest.raises(FatalError, match="exists already"):
+        await checkpointer.save(10, {"policy": SavedText("x")}, {}, {})
+
+
+async def test_a_checkpoint_without_optimizer_is_an_obstacle(tmp_path: Path) -> None:
+    assert resume_obstacle(tmp_path / "nothing") is None
+    await make_checkpointer(tmp_path).save(10, {"policy": SavedText("x")}, {}, {})
+    assert resume_obstacle(tmp_path) is None
+    bare = Checkpointer(tmp_path, CheckpointingConfig(save_optimizer=False), "")
+    await bare.save(20, {"policy": SavedText("x")}, {}, {})
+    assert "step_20 has no optimizer state" in str(resume_obstacle(tmp_path))
 
 
 async def test_old_checkpoints_go_by_the_rule(tmp_path: Path) -> None:

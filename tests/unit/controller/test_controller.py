@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 from rl.algorithms.algorithm import Need
 from rl.algorithms.config import GRPOConfig
@@ -19,6 +20,7 @@ from rl.controller.residency import Dedicated
 from rl.controller.step import StepParts, TrainStep
 from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
+from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError, FatalError, StallError, WeightSyncError
 from rl.core.types import RolloutStatus
 from rl.data.prompts import HeldOut, Skipped
@@ -204,6 +206,54 @@ async def test_a_stop_during_generation_does_not_wait_for_it(tmp_path: Path) -> 
     assert await world.run() == Outcome(0, finished=False)
     await stopper
     assert clock.now() == 50.0
+
+
+async def stop_late(world: World, at: float) -> list[str]:
+    """Ask for a stop, enforce it 10 s later, and return the step folders."""
+    task = asyncio.ensure_future(world.controller.run())
+
+    async def stop() -> None:
+        await world.clock.sleep(at)
+        world.stop.request()
+        await world.clock.sleep(10.0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    await world.clock.run(stop())
+    assert task.cancelled()
+    return sorted(path.name for path in world.checkpointer.folder.iterdir())
+
+
+async def test_an_enforced_stop_saves_the_steps_that_are_done(tmp_path: Path) -> None:
+    world = build(tmp_path, needs=frozenset({Need.PREV}))
+
+    async def slow(batch: TrainBatch) -> torch.Tensor:
+        await world.clock.sleep(1000.0 if world.policy.version == 1 else 0.0)
+        return torch.zeros(batch.num_tokens)
+
+    world.policy.logprobs = slow  # type: ignore[method-assign]
+    assert await stop_late(world, 20.0) == ["step_1"]
+    assert world.reporter.events == [
+        "step 1",
+        "policy_and_reference_logprobs after step 1 did not end in time; it is abandoned",
+    ]
+    resumed = build(tmp_path)
+    checkpoint = resumed.checkpointer.latest()
+    assert checkpoint is not None
+    await resumed.controller.restore(checkpoint)
+    assert await resumed.run() == Outcome(4, finished=True)
+    trained = [world.policy.batches[0], *resumed.policy.batches]
+    assert [sorted(set(batch.group_ids.tolist())) for batch in trained] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert resumed.source.position == 8
+
+
+async def test_an_enforced_stop_during_training_says_what_is_lost(tmp_path: Path) -> None:
+    world = build(tmp_path)
+    world.reporter.on_step = lambda _: setattr(world.policy, "_seconds", 1000.0)
+    assert await stop_late(world, 20.0) == []
+    assert world.reporter.events[-1] == (
+        "steps 1 to 1 are in no checkpoint and will be done again: the model may have changed during policy_training"
+    )
 
 
 async def test_the_first_cause_of_a_failure_is_what_the_run_raises(tmp_path: Path) -> None:

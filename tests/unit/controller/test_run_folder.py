@@ -15,7 +15,7 @@ _HOLD = """
 import sys, time
 from pathlib import Path
 from rl.controller.run_folder import open_run_folder
-folder = open_run_folder(Path(sys.argv[1]), sys.argv[2], "f", lambda text: None)
+folder = open_run_folder(Path(sys.argv[1]), sys.argv[2], "f", lambda text: None, lambda path: None)
 print(folder.path.name, flush=True)
 sys.stdin.readline()
 """
@@ -24,7 +24,7 @@ sys.stdin.readline()
 def open_quietly(
     log_dir: Path, resume: str = "auto", fingerprint: str = "f", said: list[str] | None = None
 ) -> RunFolder:
-    return open_run_folder(log_dir, resume, fingerprint, (said if said is not None else []).append)
+    return open_run_folder(log_dir, resume, fingerprint, (said if said is not None else []).append, lambda _: None)
 
 
 def hold(log_dir: Path, resume: str = "auto") -> "subprocess.Popen[str]":
@@ -80,6 +80,16 @@ def test_an_unfinished_run_older_than_a_finished_one_is_still_found(tmp_path: Pa
     second.release()
     folder = open_quietly(tmp_path)
     assert folder.path.name == "exp_001"
+    folder.release()
+
+
+def test_a_run_from_which_nothing_can_go_on_is_left_alone_with_its_reason(tmp_path: Path) -> None:
+    for _ in range(2):
+        open_quietly(tmp_path, "never").release()
+    said: list[str] = []
+    folder = open_run_folder(tmp_path, "auto", "f", said.append, lambda path: f"{path.name} are broken")
+    assert folder.path.name == "exp_003"
+    assert said == [f"not going on in {tmp_path / 'exp_002'}: checkpoints are broken"]
     folder.release()
 
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from rl.core.concurrency import gather_or_cancel, in_thread
+from rl.core.concurrency import gather_or_cancel, in_thread, uninterrupted
 
 
 async def _value(value: int) -> int:
@@ -100,3 +100,25 @@ def test_the_loop_does_not_wait_for_abandoned_work() -> None:
     free.set()
     thread.join(60)
     assert not thread.is_alive()
+
+
+def test_uninterrupted_work_ends_before_its_cancellation_is_raised() -> None:
+    async def scenario() -> list[str]:
+        events: list[str] = []
+        free = asyncio.Event()
+
+        async def work() -> None:
+            await free.wait()
+            events.append("done")
+
+        task = asyncio.ensure_future(uninterrupted(work()))
+        for _ in range(2):
+            await asyncio.sleep(0)
+            task.cancel()
+        free.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return events
+
+    assert asyncio.run(scenario()) == ["done"]
+    assert asyncio.run(uninterrupted(_value(3))) == 3

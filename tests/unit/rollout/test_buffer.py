@@ -144,12 +144,24 @@ async def test_a_restart_begins_at_the_first_group_that_no_step_has_trained() ->
     for ticket in tickets[:3]:
         await buffer.put(ticket, make_group(ticket))
     await buffer.take(2)
-    assert buffer.first_untrained_seq() == 2
+    assert buffer.untrained() == [0, 1, 2, 3]
     await buffer.advance(1)
+    assert buffer.untrained() == [2, 3]
     assert buffer.state_dict() == {"version": 1, "next_seq": 2}
     restored = make_buffer(lookahead=1, n=2)
     restored.load_state_dict(buffer.state_dict())
     assert await restored.reserve() == Ticket(2, 1)
+
+
+async def test_a_restart_issues_cancelled_tickets_of_later_steps_again() -> None:
+    buffer = make_buffer(lookahead=1, n=2, replacements=0)
+    tickets = [await buffer.reserve() for _ in range(4)]
+    for ticket in tickets[:2]:
+        await buffer.put(ticket, make_group(ticket))
+    await buffer.put(tickets[2], Dropped("data_error", 1, ""))
+    await buffer.take(2)
+    await buffer.advance(1)
+    assert buffer.state_dict() == {"version": 1, "next_seq": 2}
 
 
 async def test_ended_groups_leave_no_record_behind() -> None:

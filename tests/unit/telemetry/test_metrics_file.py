@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from rl.telemetry.metrics_file import MetricsFile, replace_atomically
+from rl.telemetry.metrics_file import MetricsFile
 from tests.support.full_disk import files_up_to
 
 
@@ -49,15 +49,6 @@ def test_a_line_torn_by_a_crash_is_removed(tmp_path):
     file = MetricsFile(path)
     file.write(2, 2.0, {})
     assert [line["step"] for line in lines(path)] == [1, 2]
-
-
-def test_a_failed_rewrite_leaves_the_old_file(tmp_path):
-    path = tmp_path / "file"
-    replace_atomically(path, "old")
-    (tmp_path / ".file.tmp").mkdir()
-    with pytest.raises(OSError):
-        replace_atomically(path, "new")
-    assert path.read_text() == "old"
 
 
 def test_a_full_disk_leaves_no_half_line(tmp_path):

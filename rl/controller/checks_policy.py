@@ -6,12 +6,8 @@ from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
 
 
-def _sequences_per_step(config: MasterConfig) -> int:
-    return config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt
-
-
 def _sequences_per_update(config: MasterConfig) -> int:
-    return config.policy.train_global_batch_size or _sequences_per_step(config)
+    return config.policy.train_global_batch_size or config.sequences_per_step
 
 
 def _step_text(config: MasterConfig) -> str:
@@ -27,11 +23,11 @@ _STEP_KEYS = ("grpo.num_prompts_per_step", "grpo.num_generations_per_prompt")
 def step_divides_into_updates(config: MasterConfig) -> Iterator[Conflict]:
     """A step must hold a whole number of optimizer steps."""
     size = config.policy.train_global_batch_size
-    if size is not None and _sequences_per_step(config) % size:
+    if size is not None and config.sequences_per_step % size:
         key = "policy.train_global_batch_size"
         problem = f"{key}={size} does not divide the sequences of a step, {_step_text(config)}"
         yield Conflict(
-            (key, *_STEP_KEYS), problem, f"use a divisor of {_sequences_per_step(config)}, or null for all of them"
+            (key, *_STEP_KEYS), problem, f"use a divisor of {config.sequences_per_step}, or null for all of them"
         )
 
 
@@ -77,7 +73,7 @@ def groups_have_siblings(config: MasterConfig) -> Iterator[Conflict]:
 def on_policy_ratio_needs_one_update(config: MasterConfig) -> Iterator[Conflict]:
     """After a first optimizer step the ratio is no longer 1."""
     size = config.policy.train_global_batch_size
-    if config.loss_fn.force_on_policy_ratio and size is not None and size != _sequences_per_step(config):
+    if config.loss_fn.force_on_policy_ratio and size is not None and size != config.sequences_per_step:
         keys = ("loss_fn.force_on_policy_ratio", "policy.train_global_batch_size")
         sizes = f"{keys[1]}={size} of {_step_text(config)}"
         problem = f"{keys[0]}=true needs one optimizer step per RL step, but {sizes} makes more"
@@ -191,7 +187,9 @@ def native_logprobs_run_on_the_cpu(config: MasterConfig) -> Iterator[Conflict]:
     """The fused operator reads logits in host memory."""
     keys = ("policy.logprob_impl", "cluster.gpus_per_node")
     if config.policy.logprob_impl == "native" and config.cluster.gpus_per_node > 0:
-        problem = f"{keys[0]}=native works on the CPU alone, and {keys[1]}={config.cluster.gpus_per_node} trains on GPUs"
+        problem = (
+            f"{keys[0]}=native works on the CPU alone, and {keys[1]}={config.cluster.gpus_per_node} trains on GPUs"
+        )
         yield Conflict(keys, problem, f"set {keys[0]}=torch")
 
 

@@ -21,6 +21,7 @@ from rl.controller.checklist import Check
 from rl.core.errors import FatalError
 from rl.core.hub import is_hub_reachable
 from rl.core.imports import import_object
+from rl.core.reaper import SHARED_MEMORY
 from rl.core.resources import LONGEST_TEMP_DIR, default_parent, usable_cores
 
 GIB = 1 << 30
@@ -29,7 +30,6 @@ WANTED_MEMORY = 6 * GIB
 # Refit slots, Ray's object store and vLLM's queues; a container's default of 64 MiB ends in a bus error.
 WANTED_SHARED_MEMORY = 1 * GIB
 WANTED_DISK = 5 * GIB
-SHARED_MEMORY = Path("/dev/shm")
 
 
 def run_doctor() -> list[Check]:

@@ -3,8 +3,7 @@
 This module is the only one that looks for native libraries. It decides nothing: whether the native operator or the
 plain torch one is used is the caller's choice (`rl.ops.logprobs`).
 
-    if native_available():
-        logprobs, entropy = native_token_logprobs(logits, targets, temperature=1.0)
+    logprobs, entropy = native_token_logprobs(logits, targets, temperature=1.0)
 """
 
 import functools
@@ -20,11 +19,6 @@ from rl.core.errors import FatalError
 
 LIBRARY_DIR_VARIABLE = "RL_NATIVE_DIR"
 _LOSS_LIBRARY = "libtandem_loss.so"
-
-
-def native_available() -> bool:
-    """Load the native operators if they can be, and say whether they are there."""
-    return _load_failure() is None
 
 
 def require_native() -> None:

@@ -5,7 +5,6 @@ and one `end_train`, which raises the version by one. Checkpoint atomicity (temp
 caller's business; the files are written by rank 0 only.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +57,6 @@ class PolicyWorker:
         self._forward = ForwardSettings(request.temperature, settings.logprob_impl, settings.train_micro_batch_size)
         self._version = request.version
         self._sender = WeightSender(self._model.named_tensors, self._model.precision)
-
-    def version(self) -> PolicyVersion:
-        """Return the version of the weights."""
-        return self._version
-
-    def named_tensors(self) -> Mapping[str, Tensor]:
-        """Return the weights under their Hugging Face names; tied ones once."""
-        return self._model.named_tensors()
 
     def accumulate(self, batch: TrainBatch, loss: LossFunction) -> ChunkReport:
         """Add the gradients of the loss sum over this rank's sequences; there may be none."""

@@ -57,7 +57,7 @@ def make_batch(seed: int = 0, num_groups: int = 4, group_size: int = 4) -> Train
 
 async def weights_of(policy: WorkerPolicy, rank: int = 0) -> dict[str, torch.Tensor]:
     """A copy of a worker's weights."""
-    tensors = await policy.group.call(rank, PolicyWorker.named_tensors)
+    tensors = worker_of(policy, rank)._model.named_tensors()
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 

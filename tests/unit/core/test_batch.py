@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rl.core.batch import TrainBatch
@@ -91,6 +91,7 @@ def test_impossible_offsets_and_an_unmasked_first_position_are_refused() -> None
         replace(batch, loss_mask=torch.ones_like(batch.loss_mask))
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 20), size=st.integers(1, 20))
 def test_splitting_or_sharding_and_joining_gives_back_every_column(seed: int, size: int) -> None:
     batch = TrainBatch.from_groups(random_groups(seed, num_groups=3, group_size=3))

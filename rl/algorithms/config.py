@@ -12,9 +12,6 @@ class GRPOConfig(ConfigModel):
 
     num_prompts_per_step: int = Field(32, ge=1, description="Prompt groups of one step.")
     num_generations_per_prompt: int = Field(16, ge=1, description="Rollouts of one prompt.")
-    max_rollout_turns: int = Field(
-        1, ge=1, description="Most generator calls of one rollout; an environment may end it sooner."
-    )
     max_num_steps: int = operational(1000, ge=1, description="RL steps of the run.")
     normalize_rewards: bool = Field(True, description="Divide by the group's standard deviation.")
     use_leave_one_out_baseline: bool = Field(

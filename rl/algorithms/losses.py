@@ -226,11 +226,15 @@ def _extremum(values: Tensor, per: Per) -> Metric:
 
 def _logprob_gap(tokens: _Tokens, batch: TrainBatch, index: Tensor) -> dict[str, Metric]:
     """Return the largest |trainer - generator| over tokens that the version in training sampled: there both are equal
-    but for rounding, so this watches the whole of refit, sampler and masks. Absent when there is no such token."""
+    but for rounding, so this watches the whole of refit, sampler and masks. Absent when there is no such token.
+    A gap that is no number counts apart."""
     if batch.policy_version is None:
         return {}
     is_own = batch.token_versions[index] == batch.policy_version
     if not bool(is_own.any()):
         return {}
-    gap = (tokens.prev_logprobs - tokens.generation_logprobs).abs()[is_own].max()
-    return {"max_logprob_diff": Metric(gap.item(), Per.MAX)}
+    gaps = (tokens.prev_logprobs - tokens.generation_logprobs).abs()[is_own]
+    finite = gaps[torch.isfinite(gaps)]
+    # A maximum drops NaN on its way through micro-batches and ranks, a count does not.
+    broken = {"num_nonfinite_logprob_gaps": Metric(float(gaps.numel() - finite.numel()), Per.NONE)}
+    return broken | ({"max_logprob_diff": Metric(finite.max().item(), Per.MAX)} if finite.numel() else {})

@@ -3,7 +3,6 @@
 0 done, 1 failure, 2 bad usage or configuration, 130 interrupted.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,6 @@ from rl.core.errors import ConfigError, RLError
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 130
-
-_log = logging.getLogger(__name__)
 
 
 def show(text: str, style: str = "", to_stderr: bool = False) -> None:
@@ -35,16 +32,14 @@ def show_error(title: str, message: str) -> None:
 def clean_errors() -> Iterator[None]:
     """Turn Tandem's own errors and Ctrl-C into one block and an exit code; anything else keeps its traceback.
 
-    The traceback of an error that is reported in short goes to the log, thus to a run's run.log.
+    The traceback of an error that ended a run stands in its run.log.
     """
     try:
         yield
     except ConfigError as error:
-        _log.debug("the command ends", exc_info=True)
         show_error("configuration error", str(error))
         raise typer.Exit(EXIT_USAGE) from error
     except RLError as error:
-        _log.debug("the command ends", exc_info=True)
         show_error(f"failed ({type(error).__name__})", str(error))
         raise typer.Exit(EXIT_FAILURE) from error
     except KeyboardInterrupt as error:

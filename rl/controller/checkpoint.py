@@ -245,9 +245,9 @@ def check_free_space(folder: Path, needed_bytes: int) -> None:
     free = shutil.disk_usage(folder).free
     if free < needed_bytes:
         raise FatalError(
-            f"{folder} has {free / 2**20:.0f} MiB free, but two checkpoints and the export need about "
-            f"{needed_bytes / 2**20:.0f} MiB; make room, set logger.log_dir to another disk, or set "
-            "checkpointing.enabled=false"
+            f"{folder} has {free / 2**20:.0f} MiB free, but checkpoints and export need about "
+            f"{needed_bytes / 2**20:.0f} MiB at once; make room, set logger.log_dir to another disk, or set "
+            "checkpointing.enabled=false and checkpointing.export_hf=false"
         )
 
 

@@ -35,3 +35,8 @@ class MasterConfig(ConfigModel):
     logger: LoggerConfig = LoggerConfig()
     checkpointing: CheckpointingConfig = CheckpointingConfig()
     extras: dict[str, Any] = Field(default_factory=dict, description="Your own keys; Tandem does not read them.")
+
+    @property
+    def sequences_per_step(self) -> int:
+        """Rollouts of a whole step."""
+        return self.grpo.num_prompts_per_step * self.grpo.num_generations_per_prompt

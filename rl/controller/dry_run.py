@@ -12,16 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.controller.checkpoint import check_free_space
 from rl.controller.config import MasterConfig
-from rl.controller.model_size import checkpoint_bytes, parameter_count
+from rl.controller.disk import check_disk, needed_bytes
 from rl.core.errors import ConfigError, FatalError
 from rl.data.datasets import check_dataset
 from rl.data.model_source import FolderSource, HubSource, PackageSource, check_model, parse_model_name
 from rl.environments.registry import check_environments
 from rl.telemetry.logger import check_logger
 
-_CHECKPOINTS_AT_ONCE = 2  # a new one is written beside the old one
 _GIB = 2**30
 
 
@@ -107,17 +105,14 @@ def _run_folder(config: MasterConfig, config_name: str) -> str:
 
 
 def _disk(config: MasterConfig, config_name: str) -> str:
-    if not config.checkpointing.enabled:
-        return "no checkpoints"
     path = _local_model(config.policy.model_name)
-    parameters = parameter_count(path) if path is not None else None
-    if parameters is None:
+    needed = None if path is None else needed_bytes(config, path)
+    if path is None or needed is None:
         return "how large the model is, is known only when it is here"
-    size = checkpoint_bytes(parameters, config.checkpointing.save_optimizer)
-    check_free_space(_existing(log_dir(config, config_name)), _CHECKPOINTS_AT_ONCE * size)
+    check_disk(config, path, _existing(log_dir(config, config_name)))
     kept = config.checkpointing.keep_top_k
-    number = "every" if kept is None else f"at most {kept + 1}"
-    return f"about {size / _GIB:.1f} GiB a checkpoint, {number} kept"
+    number = "every checkpoint" if kept is None else f"at most {kept + 1} checkpoints"
+    return f"about {needed / _GIB:.1f} GiB at once" + (f", {number} kept" if config.checkpointing.enabled else "")
 
 
 def _existing(folder: Path) -> Path:

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from rl.controller.phases import CHECKPOINTING, TOTAL
+from rl.controller.phases import CHECKPOINTING
 from rl.controller.step import StepReport
 from rl.controller.validation import ValidationReport
 from rl.core.types import RolloutGroup
@@ -38,16 +38,13 @@ class RunReporter:
         metrics = {**report.metrics, **extra}
         await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.advantages)
         self._logger.log_step(report.step, metrics)
-        seconds = report.metrics.get(f"timing/train/{TOTAL}", 0.0)
-        if seconds > 0:
-            self._console.tokens_per_second(report.metrics["train/total_num_tokens"] / seconds)
         self._console.step_line(report.step, metrics)
 
     async def validation(self, report: ValidationReport) -> None:
         """Record a validation."""
         await self._write_rollouts(f"validation_{report.step}.jsonl", report.groups, report.step, {})
-        self._logger.log_validation(report.step, report.metrics)
-        self._logger.log_step(report.step, {"timing/validation/total": report.seconds})
+        metrics = {f"validation/{name}": value for name, value in report.metrics.items()}
+        self._logger.log_step(report.step, {**metrics, "timing/validation/total": report.seconds})
         self._console.validation_line(report.step, report.metrics)
 
     async def saved(self, step: int, seconds: float) -> None:

@@ -17,10 +17,10 @@ from rl.cluster.threads import ThreadPlan, thread_plan
 from rl.cluster.virtual_cluster import build_cluster
 from rl.cluster.worker_group import Cluster
 from rl.controller.activity import Activity
-from rl.controller.checkpoint import Checkpointer, check_free_space
+from rl.controller.checkpoint import Checkpointer
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller, ControllerParts
-from rl.controller.model_size import checkpoint_bytes, parameter_count
+from rl.controller.disk import check_disk
 from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
@@ -154,21 +154,6 @@ def build_model(config: MasterConfig, context: RunContext) -> _Model:
     return _Model(path, tokenizer)
 
 
-def check_disk(config: MasterConfig, model_path: Path, folder: Path) -> None:
-    """Refuse to train when two checkpoints and the export do not fit on the disk of `folder`.
-
-    Raises:
-        FatalError: names what is needed and what is free.
-    """
-    parameters = parameter_count(model_path)
-    if parameters is None or not config.checkpointing.enabled:
-        return
-    one = checkpoint_bytes(parameters, config.checkpointing.save_optimizer)
-    bytes_per_weight = 4 if config.policy.precision == "float32" else 2
-    export = parameters * bytes_per_weight if config.checkpointing.export_hf else 0
-    check_free_space(folder, 2 * one + export)
-
-
 def build_prompts(
     config: MasterConfig, model: _Model, rows: Sequence[Row], held_out: Sequence[Row]
 ) -> tuple[PromptSource, HeldOut]:
@@ -247,7 +232,7 @@ async def build_policy(
         tokenizer_path=model.tokenizer.path,
         temperature=config.policy.generation.temperature,
         seed=config.grpo.seed,
-        sequences_per_step=sequences_per_step(config),
+        sequences_per_step=config.sequences_per_step,
         needs_reference=config.loss_fn.reference_policy_kl_penalty > 0,
         num_threads=threads.policy,
         gpus_per_worker=min(config.cluster.gpus_per_node, 1),
@@ -310,7 +295,7 @@ def build_buffer(config: MasterConfig) -> ReplayBuffer:
 def build_algorithm(config: MasterConfig) -> Algorithm:
     """GRPO, for one or for several optimizer steps per batch."""
     chunk = config.policy.train_global_batch_size
-    return build_grpo(config.grpo, config.loss_fn, single_update=chunk is None or chunk == sequences_per_step(config))
+    return build_grpo(config.grpo, config.loss_fn, single_update=chunk is None or chunk == config.sequences_per_step)
 
 
 def build_validator(
@@ -328,8 +313,3 @@ def build_validator(
     sampling = rollouts.validation_sampling()
     samples = config.grpo.val_num_generations
     return Validator(held_out, samples, lambda name: rollouts.manager(name, sampling), context.clock)
-
-
-def sequences_per_step(config: MasterConfig) -> int:
-    """Rollouts of a whole step."""
-    return config.grpo.num_prompts_per_step * config.grpo.num_generations_per_prompt

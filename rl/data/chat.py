@@ -1,4 +1,4 @@
-"""Prompts to token ids and token ids to text: the chat template lives here and nowhere else.
+"""Prompts to token ids: the chat template lives here and nowhere else.
 
 Completions are never tokenized again; only prompts are.
 
@@ -30,7 +30,7 @@ class TokenizerSettings(Protocol):
 
 
 class PromptTokenizer:
-    """Applies the chat template, or tokenizes the text as it is, and decodes completions."""
+    """Applies the chat template, or tokenizes the text as it is."""
 
     def __init__(
         self,
@@ -104,11 +104,6 @@ class PromptTokenizer:
     def encode_text(self, text: str) -> tuple[int, ...]:
         """Return the token ids of a piece of text, without special tokens."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Return the text of token ids."""
-        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
-        return text
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text)["input_ids"])

@@ -1,4 +1,4 @@
-"""Console: what a user sees of a run, and run.log, which holds all of it and more.
+"""Console: what a user sees of a run, and run.log, which holds every line of it and more.
 
 On a terminal: one progress line at the bottom (step, phase, tokens/s, time left) and one line per step above it.
 Elsewhere: the same lines, plain. Warnings of our modules are shown when they are logged; the rest goes to run.log.
@@ -34,6 +34,7 @@ _ROOT = logging.getLogger()
 _FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 _PLAIN_WIDTH = 200
 _STEPS_FOR_ETA = 5
+_FIRST_PHASE = "exposed_generation"
 
 
 class Console:
@@ -60,7 +61,8 @@ class Console:
         self._is_rich = mode == "rich" or (mode == "auto" and out.isatty())
         self._total_steps = total_steps
         self._clock = clock
-        self._step_began = clock.now()
+        # Nothing that comes before the first step is part of its time.
+        self._step_began: float | None = None
         self._durations: deque[float] = deque(maxlen=_STEPS_FOR_ETA)
         self._terminal = (
             _Terminal(file=out, force_terminal=True, highlight=False)
@@ -75,20 +77,18 @@ class Console:
             self._progress.start()
 
     def phase(self, name: str) -> None:
-        """Show what the run does now; a terminal shows it in the progress line, run.log always has it."""
-        _log.debug("phase %s", name)
+        """Show what the run does now; a terminal shows it in the progress line."""
+        if self._step_began is None and name == _FIRST_PHASE:
+            self._step_began = self._clock.now()
         self._progress.update(self._task, phase=phase_label(name))
-
-    def tokens_per_second(self, rate: float) -> None:
-        """Show the current rate of generation."""
-        self._progress.update(self._task, rate=f"{rate:.0f} tok/s")
 
     def step_line(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the line of a finished step and move the progress on."""
         now = self._clock.now()
-        self._durations.append(now - self._step_began)
+        if self._step_began is not None:
+            self._durations.append(now - self._step_began)
         self._step_began = now
-        left = median(self._durations) * (self._total_steps - step)
+        left = median(self._durations or [0.0]) * (self._total_steps - step)
         rate = metrics.get("performance/tokens_per_sec")
         text = step_text(step, self._total_steps, metrics)
         if not self._is_rich and step < self._total_steps:
@@ -109,7 +109,8 @@ class Console:
     def validation_line(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the line of a validation; its time does not count into the time left."""
         self._show(validation_text(step, metrics))
-        self._step_began = self._clock.now()
+        if self._step_began is not None:
+            self._step_began = self._clock.now()
 
     def note(self, text: str) -> None:
         """Show a line that the user should see, for example where the run folder is."""
@@ -164,7 +165,7 @@ class Console:
             self._progress.stop()
 
     def _attach(self, run_log_path: Path) -> list[tuple[logging.Logger, logging.Handler]]:
-        """Send the log of all modules to run.log, our own from INFO on; our warnings also to the terminal."""
+        """Send our log from INFO on, and warnings of other libraries, to run.log; our warnings also to the terminal."""
         file = logging.FileHandler(run_log_path, mode="a", encoding="utf-8", delay=False)
         file.setFormatter(logging.Formatter(_FORMAT))
         _OURS.setLevel(logging.INFO)

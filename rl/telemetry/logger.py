@@ -2,7 +2,7 @@
 
 logger = RunLogger(config.logger, run_folder, settings, SystemClock(), resumed_after=None)
 logger.log_step(1, {"train/reward": 0.25})
-logger.log_validation(1, {"accuracy": 0.47})     # -> validation/accuracy, in the same line
+logger.log_step(1, {"validation/accuracy": 0.47})     # in the same line
 logger.close()
 """
 
@@ -21,7 +21,6 @@ from rl.telemetry.sinks import RunInfo, configured_sinks
 _log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
-_VALIDATION = "validation/"
 
 
 def check_logger(config: LoggerConfig) -> None:
@@ -79,10 +78,6 @@ class RunLogger:
         self._write(step, finite)
         for sink in self._sinks:
             sink.log(step, finite)
-
-    def log_validation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a validation after `step` steps (0 = before the first); names get the prefix `validation/`."""
-        self.log_step(step, {_VALIDATION + name.removeprefix(_VALIDATION): value for name, value in metrics.items()})
 
     def history(self) -> list[dict[str, Any]]:
         """Return all lines of metrics.jsonl, those of an earlier part of a resumed run included."""

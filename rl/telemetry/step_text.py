@@ -10,8 +10,6 @@ _TIMING = "timing/train/"
 # What a phase is called in the progress display, and in the split of a step's time.
 PHASE_WORDS = {
     "exposed_generation": ("generating", "generate"),
-    "generation": ("generating", "generate"),
-    "reward_calculation": ("scoring", "score"),
     "data_processing": ("building the batch", "batch"),
     "policy_and_reference_logprobs": ("scoring tokens", "logprobs"),
     "advantage_calculation": ("advantages", "advantage"),
@@ -35,7 +33,7 @@ def step_text(step: int, total_steps: int, metrics: Mapping[str, float]) -> Text
     _number(text, "reward", metrics.get("train/reward"), "{:.3f}", style="bold green")
     _number(text, "loss", metrics.get("train/loss"), "{:+.4f}")
     _number(text, "length", metrics.get("train/mean_gen_tokens_per_sample"), "{:.1f}")
-    _number(text, "mismatch", metrics.get("train/max_logprob_diff"), "{:.1e}")
+    _mismatch(text, metrics)
     failed = metrics.get("train/num_invalid_rollouts")
     if failed:
         _number(text, "unscored", failed, "{:.0f}", style="yellow")
@@ -56,6 +54,8 @@ def validation_text(step: int, metrics: Mapping[str, float]) -> Text:
     short = {name.removeprefix("validation/"): value for name, value in metrics.items()}
     for name, value in short.items():
         whole = name.startswith("num_")
+        if whole and value == 0:
+            continue
         _number(
             text,
             name.removeprefix("num_").replace("_", " "),
@@ -72,6 +72,19 @@ def duration(seconds: float) -> str:
     hours, rest = divmod(whole, 3600)
     minutes, second = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{second:02d}" if hours else f"{minutes}:{second:02d}"
+
+
+def _mismatch(text: Text, metrics: Mapping[str, float]) -> None:
+    """How far trainer and generator disagree: the largest gap on own tokens, or where there are none, as in an
+    asynchronous run, the mean factor between the probabilities of the two policies."""
+    gap = metrics.get("train/max_logprob_diff")
+    if gap is not None:
+        _number(text, "mismatch", gap, "{:.1e}")
+    else:
+        _number(text, "prob error", metrics.get("train/token_mult_prob_error"), "{:.4f}")
+    broken = metrics.get("train/num_nonfinite_logprob_gaps")
+    if broken:
+        _number(text, "broken logprobs", broken, "{:.0f}", style="bold red")
 
 
 def _number(text: Text, label: str, value: float | None, form: str, style: str = "") -> None:

@@ -247,6 +247,15 @@ def test_the_logprob_gap_looks_only_at_tokens_of_the_version_in_training() -> No
     assert "max_logprob_diff" not in _run([-1.25, -9.0], batch, _config())[2]
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_a_logprob_gap_that_is_no_number_is_counted_and_does_not_vanish(broken: float) -> None:
+    batch = loss_batch([-1.0, -2.0, -3.0], advantages=[0, 0, 0], prev_logprobs=[-1.25, broken, -3.0])
+    batch = batch.with_columns(token_versions=torch.tensor([-1, 3, 3, 3])).at_version(3)
+    metrics = _run([-1.25, -2.0, -3.0], batch, _config())[2]
+    assert metrics["num_nonfinite_logprob_gaps"] == 1.0
+    assert metrics["max_logprob_diff"] == pytest.approx(0.25)
+
+
 def test_a_single_update_gives_what_stored_prev_logprobs_would_give() -> None:
     values = [-1.0, -0.3, -2.0]
     with_prev = loss_batch([-1.1, -0.2, -2.0], advantages=[1, -1, 2], prev_logprobs=values)

@@ -204,7 +204,7 @@ def test_the_checkpoints_metric_is_picked_by_its_prefix() -> None:
 
 def test_too_little_space_is_refused_with_both_figures(tmp_path: Path) -> None:
     check_free_space(tmp_path, 1)
-    with pytest.raises(FatalError, match=r"MiB free, but two checkpoints and the export need about 1125899906843 MiB"):
+    with pytest.raises(FatalError, match=r"MiB free, but checkpoints and export need about 1125899906843 MiB"):
         check_free_space(tmp_path, 1125899906843 * 2**20)
 
 

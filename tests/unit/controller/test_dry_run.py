@@ -44,7 +44,7 @@ def test_a_place_for_runs_that_cannot_be_written_is_found(folder: Path) -> None:
 
 
 def test_a_disk_that_is_too_small_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl.controller.dry_run.checkpoint_bytes", lambda *_: 10**18)
+    monkeypatch.setattr("rl.controller.disk.checkpoint_bytes", lambda *_: 10**18)
     assert "MiB free" in _problems()["disk"]
     assert _problems("checkpointing.enabled=false") == {}
 

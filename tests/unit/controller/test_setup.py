@@ -13,11 +13,9 @@ from rl.controller.setup import (
     build_algorithm,
     build_buffer,
     build_rows,
-    check_disk,
     prompt_settings,
-    sequences_per_step,
 )
-from rl.core.errors import ConfigError, FatalError
+from rl.core.errors import ConfigError
 from tests.support.tiny_run import make_tiny_run
 
 
@@ -55,7 +53,7 @@ def test_validation_has_its_own_sampling(tmp_path: Path) -> None:
 
 
 def test_several_optimizer_steps_need_the_logprobs_at_the_start_of_the_step(tmp_path: Path) -> None:
-    assert sequences_per_step(load(tmp_path)) == 8
+    assert load(tmp_path).sequences_per_step == 8
     assert build_algorithm(load(tmp_path)).needs == frozenset()
     several = build_algorithm(load(tmp_path, "policy.train_global_batch_size=4"))
     assert {need.value for need in several.needs} == {"prev_logprobs"}
@@ -81,12 +79,3 @@ def test_a_faulty_row_found_before_the_run_is_an_error_of_the_configuration(tmp_
     (tmp_path / "train.jsonl").write_text('{"prompt": "", "answer": "x"}\n')
     with pytest.raises(ConfigError, match=r"train\.jsonl:1: the prompt is empty"):
         build_rows(config)
-
-
-def test_a_disk_without_room_for_checkpoints_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = load(tmp_path)
-    check_disk(config, tmp_path / "model", tmp_path)
-    monkeypatch.setattr("rl.controller.setup.parameter_count", lambda _: 10**15)
-    with pytest.raises(FatalError, match="MiB free"):
-        check_disk(config, tmp_path / "model", tmp_path)
-    check_disk(load(tmp_path, "checkpointing.enabled=false"), tmp_path / "model", tmp_path)

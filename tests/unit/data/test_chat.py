@@ -81,12 +81,6 @@ def test_the_models_own_stop_tokens_come_from_its_files(folder, tmp_path):
     assert other.stop_token_ids == (EOS_ID,)
 
 
-def test_decoding_gives_the_text_back(folder):
-    raw = tokenizer(folder, prompt_format="raw")
-    assert raw.decode([*"10+2é".encode(), EOS_ID]) == "10+2é"
-    assert raw.decode([97, EOS_ID], skip_special_tokens=False) == "a<|eos|>"
-
-
 def test_code_of_the_folder_runs_only_when_it_is_trusted(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -98,10 +92,10 @@ def test_code_of_the_folder_runs_only_when_it_is_trusted(folder, tmp_path, monke
     (own / "own_tokenizer.py").write_text(
         "from transformers import PreTrainedTokenizerFast\n\n\n"
         "class OwnTokenizer(PreTrainedTokenizerFast):\n"
-        "    def decode(self, *args, **kwargs):\n"
-        "        return 'own'\n"
+        "    def __call__(self, *args, **kwargs):\n"
+        "        return {'input_ids': [7]}\n"
     )
     data = DataConfig(train=TRAIN, prompt_format="raw")
     with pytest.raises(ConfigError, match="own code needs policy.trust_remote_code=true"):
         PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=False)
-    assert PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=True).decode([97]) == "own"
+    assert PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=True).encode_text("a") == (7,)

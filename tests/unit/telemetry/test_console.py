@@ -56,9 +56,20 @@ def test_numbers_that_are_absent_are_left_out_and_unscored_samples_are_told(make
     assert out.getvalue() == "step 20/20  reward 1.000  unscored 3\n"
 
 
+def test_an_asynchronous_run_shows_another_figure_for_the_mismatch_and_broken_numbers_are_told(make):
+    console, out = make()
+    console.step_line(20, {"train/token_mult_prob_error": 1.0213, "train/num_nonfinite_logprob_gaps": 2.0})
+    assert out.getvalue() == "step 20/20  prob error 1.0213  broken logprobs 2\n"
+
+
 def test_the_time_left_follows_the_recent_steps_and_not_the_validations(tmp_path):
     clock, out = FakeClock(), io.StringIO()
     console = Console("plain", 10, tmp_path / "run.log", clock, out)
+    clock.advance(7000)
+    console.phase("weight_sync")
+    console.validation_line(0, {"accuracy": 0.5, "num_samples": 19, "num_failed": 0})
+    clock.advance(50)
+    console.phase("exposed_generation")
     for step in range(1, 6):
         clock.advance(30)
         console.step_line(step, {})
@@ -66,6 +77,7 @@ def test_the_time_left_follows_the_recent_steps_and_not_the_validations(tmp_path
         console.validation_line(step, {"accuracy": 0.5, "num_samples": 19})
     console.close()
     lines = out.getvalue().splitlines()
+    assert lines[1] == "step  1/10  eta 4:30"
     assert lines[-2] == "step  5/10  eta 2:30"
     assert lines[-1] == "validation after step 5  accuracy 0.500  samples 19"
 
@@ -96,7 +108,6 @@ def test_the_summary_shows_the_curve_figures_and_paths(make, tmp_path):
 def test_a_terminal_gets_a_progress_line_and_colours(make):
     console, out = make(stream=Terminal())
     console.phase("exposed_generation")
-    console.tokens_per_second(250)
     console.step_line(1, METRICS)
     console.close()
     text = out.getvalue()

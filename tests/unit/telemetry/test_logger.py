@@ -22,10 +22,10 @@ def lines(folder):
 def test_steps_and_validations_share_the_lines_of_their_steps(tmp_path):
     clock = FakeClock()
     logger = RunLogger(QUIET, tmp_path, {}, clock)
-    logger.log_validation(0, {"accuracy": 0.5})
+    logger.log_step(0, {"validation/accuracy": 0.5})
     clock.advance(2)
     logger.log_step(1, {"train/reward": 0.25, "train/loss": math.nan})
-    logger.log_validation(1, {"validation/accuracy": 0.75})
+    logger.log_step(1, {"validation/accuracy": 0.75})
     logger.close()
     assert lines(tmp_path) == [
         {"step": 0, "time_s": 0.0, "validation/accuracy": 0.5},

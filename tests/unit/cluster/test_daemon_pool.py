@@ -34,10 +34,11 @@ async def test_a_result_arrives_and_is_not_undone() -> None:
 
 @pytest.mark.parametrize("ending", ["cancelled", "late"])
 async def test_what_nobody_waits_for_any_longer_is_undone_once_it_is_there(ending: str) -> None:
-    may_end, undone = threading.Event(), threading.Event()
+    began, may_end, undone = threading.Event(), threading.Event(), threading.Event()
     order: list[str] = []
 
     def work() -> None:
+        began.set()
         may_end.wait(20)
         order.append("started")
 
@@ -46,9 +47,10 @@ async def test_what_nobody_waits_for_any_longer_is_undone_once_it_is_there(endin
         undone.set()
 
     pool = DaemonPool("pool", 1)
-    waiting = asyncio.ensure_future(run_or_undo(pool, work, undo, 0.05 if ending == "late" else 20.0))
+    pool.submit(lambda: None).result(20)  # Its thread is there: what is cancelled has begun.
+    waiting = asyncio.ensure_future(run_or_undo(pool, work, undo, 0.5 if ending == "late" else 20.0))
     if ending == "cancelled":
-        await asyncio.sleep(0)
+        await asyncio.to_thread(began.wait, 20)
         waiting.cancel()
     with pytest.raises(asyncio.CancelledError if ending == "cancelled" else TimeoutError):
         await waiting

@@ -2,7 +2,7 @@
 
 import sys
 
-from rl.cli.app import main
+from rl.__main__ import main
 
 if __name__ == "__main__":
     main(["train", *sys.argv[1:]])

@@ -43,7 +43,7 @@ def options(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit.
+    """Run the command line and exit. The process's entry point is `rl.__main__`.
 
     Args:
         arguments: without the program's name; None = those of the process.

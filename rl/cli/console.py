@@ -10,11 +10,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from rl.cli.process import EXIT_INTERRUPTED
 from rl.core.errors import ConfigError, RLError
+
+__all__ = ["EXIT_FAILURE", "EXIT_INTERRUPTED", "EXIT_USAGE", "clean_errors", "show", "show_error"]
 
 EXIT_FAILURE = 1
 EXIT_USAGE = 2
-EXIT_INTERRUPTED = 130
 
 
 def show(text: str, style: str = "", to_stderr: bool = False) -> None:

@@ -20,10 +20,15 @@ def import_object(target: str) -> object:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is not None and not module_name.startswith(error.name):
+        if not _is_or_holds(error.name, module_name):
             raise
         message = f"cannot import module '{module_name}' of '{target}': {error}; is it on PYTHONPATH?"
         raise ConfigError(message) from error
     if attribute not in vars(module):
         raise ConfigError(f"module '{module_name}' has no attribute '{attribute}' (needed by '{target}')")
     return vars(module)[attribute]
+
+
+def _is_or_holds(name: str | None, module_name: str) -> bool:
+    """Whether the missing `name` is the module or a package above it; otherwise something that it imports is missing."""
+    return name is not None and (module_name == name or module_name.startswith(f"{name}."))

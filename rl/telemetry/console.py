@@ -10,6 +10,7 @@ Elsewhere: the same lines, plain. Warnings of our modules are shown when they ar
     console.close()
 """
 
+import io
 import logging
 import os
 import sys
@@ -55,9 +56,10 @@ class Console:
             total_steps: Steps of the whole run.
             run_log_path: The log file; its folder exists.
             clock: Time, for the time left.
-            stream: Where to write; None = standard output.
+            stream: Where to write; None = standard output. A closed one takes nothing, and that is no error.
         """
-        out = sys.stdout if stream is None else stream
+        out = _open_or_nowhere(sys.stdout if stream is None else stream)
+        self._is_ascii = not _can_write(out, "⣿┤")
         self._is_rich = mode == "rich" or (mode == "auto" and out.isatty())
         self._total_steps = total_steps
         self._clock = clock
@@ -129,7 +131,7 @@ class Console:
         if rewards:
             self._show(Text(""))
             self._show(Text("  reward by step", style="bold"))
-            for row in draw_curve(rewards):
+            for row in draw_curve(rewards, is_ascii=self._is_ascii):
                 self._show(Text(row, style="green"))
         self._show(Text(""))
         for name, value in [*_key_figures(history, rewards), *((name, str(path)) for name, path in paths.items())]:
@@ -148,7 +150,7 @@ class Console:
 
     def _make_progress(self) -> Progress:
         return Progress(
-            SpinnerColumn("dots", style="cyan", finished_text="•"),
+            SpinnerColumn("line" if self._is_ascii else "dots", style="cyan", finished_text="*"),
             TextColumn("[bold]step {task.fields[step]}/{task.total:.0f}"),
             BarColumn(bar_width=24, style="bright_black", complete_style="cyan", finished_style="green"),
             TextColumn("{task.fields[phase]}"),
@@ -186,9 +188,28 @@ class Console:
             return
         try:
             self._terminal.print(text, soft_wrap=not self._is_rich)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed meanwhile
             self._output_lost = True
             _log.info("standard output is gone (%s); the run goes on, see metrics.jsonl", error)
+
+
+def _open_or_nowhere(stream: TextIO | None) -> TextIO:
+    """Return a stream that can be written to in any encoding; what goes to a closed one is dropped."""
+    if stream is None or stream.closed:
+        return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long-lived as standard output itself
+    if isinstance(stream, io.TextIOWrapper):
+        # A reward or a path in another alphabet is no reason to end a run.
+        stream.reconfigure(errors="replace")
+    return stream
+
+
+def _can_write(stream: TextIO, characters: str) -> bool:
+    """Whether the stream's encoding has the characters."""
+    try:
+        characters.encode(stream.encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
 
 
 class _Terminal(rich.console.Console):

@@ -1,4 +1,4 @@
-"""Draw a curve as text: braille dots, eight to a character. Pure; it knows no terminal and no metric."""
+"""Draw a curve as text: braille dots, eight to a character, or plain ASCII. Pure; it knows no terminal, no metric."""
 
 from collections.abc import Sequence
 
@@ -7,15 +7,19 @@ _DOT_COLUMNS, _DOT_ROWS = 2, 4
 _DOT_BITS = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 _BRAILLE = 0x2800
 _LABEL_WIDTH = 7
+_ASCII_AXES = str.maketrans("┤└─", "|+-")
 
 
-def draw_curve(points: Sequence[tuple[float, float]], width: int = 60, height: int = 9) -> list[str]:
+def draw_curve(
+    points: Sequence[tuple[float, float]], width: int = 60, height: int = 9, is_ascii: bool = False
+) -> list[str]:
     """Return the lines of a plot of (x, y) points joined by straight segments, with labelled axes.
 
     Args:
         points: In ascending x; at least one.
         width: Characters of the plotting area.
         height: Lines of the plotting area.
+        is_ascii: Use ASCII characters alone.
     """
     xs, ys = [x for x, _ in points], [y for _, y in points]
     low, high = _y_range(ys)
@@ -30,12 +34,13 @@ def draw_curve(points: Sequence[tuple[float, float]], width: int = 60, height: i
     labels = {0: f"{high:.2f}", (height - 1) // 2: f"{_label_middle(low, high, height):.2f}", height - 1: f"{low:.2f}"}
     lines = [
         f"{labels.get(row, ''):>{_LABEL_WIDTH}} ┤"
-        + "".join(chr(_BRAILLE + bits) if bits else " " for bits in cells[row]).rstrip()
+        + "".join(("*" if is_ascii else chr(_BRAILLE + bits)) if bits else " " for bits in cells[row]).rstrip()
         for row in range(height)
     ]
     first, last = f"{xs[0]:g}", f"{xs[-1]:g}"
     axis = f"{'':>{_LABEL_WIDTH}} └" + "─" * width
-    return [*lines, axis, f"{'':>{_LABEL_WIDTH}}  {first}{last:>{max(width - len(first), 1)}}"]
+    lines = [*lines, axis, f"{'':>{_LABEL_WIDTH}}  {first}{last:>{max(width - len(first), 1)}}"]
+    return [line.translate(_ASCII_AXES) for line in lines] if is_ascii else lines
 
 
 def _y_range(ys: Sequence[float]) -> tuple[float, float]:

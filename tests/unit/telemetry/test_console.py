@@ -147,3 +147,34 @@ def test_long_lines_are_not_wrapped_in_plain_mode(make):
     console.note("x" * 500)
     assert out.getvalue() == "x" * 500 + "\n"
     json.dumps(out.getvalue())
+
+
+def test_a_closed_standard_output_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    console = Console("auto", 20, tmp_path / "run.log", FakeClock())
+    console.step_line(1, METRICS)
+    console.summary([{"step": 1, "time_s": 1.0, "train/reward": 0.5}], {}, "finished")
+    console.close()
+    assert "reward 0.625" in (tmp_path / "run.log").read_text()
+
+
+def test_output_that_is_closed_during_the_run_ends_nothing(make, tmp_path):
+    console, out = make()
+    out.close()
+    console.note("still here")
+    console.note("and here")
+    assert "and here" in (tmp_path / "run.log").read_text()
+
+
+@pytest.mark.parametrize("mode", ["plain", "rich"])
+def test_an_ascii_output_gets_a_curve_and_names_in_its_own_characters(make, mode):
+    bytes_written = io.BytesIO()
+    console, out = make(mode, io.TextIOWrapper(bytes_written, encoding="ascii", write_through=True))
+    console.note("prompts of größe 3 \ud800")
+    history = [{"step": step, "time_s": 1.0, "train/reward": step / 10} for step in range(1, 9)]
+    console.summary(history, {}, "finished")
+    shown = bytes_written.getvalue().decode("ascii")
+    assert "prompts of gr??e 3 ?" in shown
+    assert "*" in shown
+    assert "+-----" in shown
+    assert out.encoding == "ascii"

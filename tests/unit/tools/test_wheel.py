@@ -89,7 +89,7 @@ def test_the_record_names_every_file_with_its_hash_and_size(archive: zipfile.Zip
 
 
 def test_the_command_and_the_requirements_stand_in_the_metadata(archive: zipfile.ZipFile) -> None:
-    assert "tandem = rl.cli.app:main" in read_metadata(archive, "entry_points.txt").splitlines()
+    assert "tandem = rl.__main__:main" in read_metadata(archive, "entry_points.txt").splitlines()
     assert "Tag: cp311-cp311-linux_x86_64" in read_metadata(archive, "WHEEL").splitlines()
     lines = read_metadata(archive, "METADATA").splitlines()
     assert "Name: tandem-rl" in lines

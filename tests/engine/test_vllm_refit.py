@@ -21,10 +21,9 @@ from rl.core.types import Completion, FinishReason, VersionSpan
 from rl.data.pretrained import resolve_model
 from rl.generation.config import VllmGenerationConfig
 from rl.generation.generator import GeneratorRequest, SamplingParams
-from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.pool import PooledGenerator
+from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.vllm.generator import build
-from rl.generation.vllm.worker import VllmWorker
 from rl.generation.vllm.worker import VllmWorker
 from rl.weights.config import RefitConfig
 from rl.weights.sync import WeightSync

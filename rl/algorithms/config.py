@@ -20,7 +20,7 @@ class GRPOConfig(ConfigModel):
     shuffle_advantages: bool = Field(
         False, description="Control experiment: permute advantages over the step; nothing is learned."
     )
-    seed: int = Field(42, ge=0, description="Seed of data order, sampling and initialisation.")
+    seed: int = Field(42, ge=0, le=2**32 - 1, description="Seed of data order, sampling and initialisation.")
     val_period: int = operational(10, ge=0, description="Steps between validations; 0 = never.")
     val_at_start: bool = operational(False, description="Validate before the first step.")
     val_at_end: bool = operational(False, description="Validate after the last step.")

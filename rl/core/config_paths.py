@@ -28,12 +28,25 @@ def shipped_folder() -> Path:
     )
 
 
+def current_folder() -> Path:
+    """Return where the user stands.
+
+    Raises:
+        ConfigError: that folder has been deleted.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError as error:
+        raise ConfigError("the current folder does not exist any more; change to another one") from error
+
+
 def find_config(name: str) -> Path:
     """Return the file that `name` means: a path from the current folder, or the name of a shipped configuration.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or the current folder has been deleted.
     """
+    current_folder()
     for candidate in (Path(name), Path(name + _SUFFIX)):
         if candidate.is_file():
             return candidate

@@ -21,6 +21,8 @@ _PATTERNS = {
     "float": re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 }
 _TAG = "tag:yaml.org,2002:"
+# Far above any configuration; aliases of aliases multiply beyond all bounds.
+_MAX_NODES = 100_000
 
 
 class _Composer(
@@ -60,19 +62,20 @@ def read_yaml(text: str, origin: str, first_line: int | None = 1) -> Node:
         first_line: number of the first line, or None when lines mean nothing (command line).
 
     Raises:
-        ConfigError: the text is not YAML, or holds a duplicate key, a tag or a recursive alias.
+        ConfigError: the text is not YAML, holds a duplicate key, a tag or a recursive alias, or is too large or nested
+            too deeply.
     """
     try:
         root = _Composer(text).get_single_node()
+        return Section(Source(origin, first_line)) if root is None else _Converter(origin, first_line).convert(root)
+    except RecursionError as error:
+        raise ConfigError(f"{origin}: nested too deeply for a configuration") from error
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         line = None if mark is None or first_line is None else mark.line + first_line
         raise ConfigError(f"{Source(origin, line)}: not valid YAML: {error.problem}{_quote_hint(text)}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{origin}: not valid YAML: {error}") from error
-    if root is None:
-        return Section(Source(origin, first_line))
-    return _Converter(origin, first_line).convert(root)
 
 
 def _quote_hint(text: str) -> str:
@@ -86,10 +89,12 @@ class _Converter:
         self._origin = origin
         self._first_line = first_line
         self._open: list[int] = []
+        self._num_nodes = 0
 
     def convert(self, node: yaml.Node) -> Node:
         source = self._source(node)
         if isinstance(node, yaml.MappingNode):
+            self._count(node)
             section = Section(source)
             for key, child in self._items(node):
                 section.children[key] = self.convert(child)
@@ -124,6 +129,7 @@ class _Converter:
 
     def _plain(self, node: yaml.Node) -> Any:
         """Return the plain Python value of a node."""
+        self._count(node)
         if isinstance(node, yaml.MappingNode):
             values = {key: self._plain(child) for key, child in self._items(node)}
             self._open.pop()
@@ -137,6 +143,13 @@ class _Converter:
             raise ConfigError(f"{self._source(node)}: tag {node.tag} is not supported; write the value without it")
         is_plain = node.style is None and node.tag != "!"
         return parse_scalar(node.value) if is_plain else node.value
+
+    def _count(self, node: yaml.Node) -> None:
+        self._num_nodes += 1
+        if self._num_nodes > _MAX_NODES:
+            raise ConfigError(
+                f"{self._source(node)}: more than {_MAX_NODES} values, aliases expanded; that is no configuration"
+            )
 
     def _enter(self, node: yaml.Node) -> None:
         if id(node) in self._open:

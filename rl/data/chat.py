@@ -93,9 +93,12 @@ class PromptTokenizer:
         """Return the token ids of a prompt; in chat format they end with the generation prompt.
 
         Raises:
-            DataError: the chat template refuses the messages, or nothing is left to condition on.
+            DataError: the chat template refuses the messages, a message is no Unicode text, or nothing is left to
+                condition on.
         """
         messages = self.messages(row_messages)
+        for message in messages:
+            _check_unicode(message)
         ids = self._encode_text(messages[0].content) if self._raw else self._encode_chat(messages)
         if not ids:
             raise DataError(f"the prompt {messages[0].content!r:.80} has no tokens")
@@ -117,6 +120,17 @@ class PromptTokenizer:
             raise DataError(f"the chat template refuses a conversation with the roles {roles}: {error}") from error
         # The template writes the special tokens itself.
         return self.encode_text(text)
+
+
+def _check_unicode(message: Message) -> None:
+    """Refuse half of a surrogate pair, at which tokenizers fail with errors of their own."""
+    try:
+        message.content.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"character {error.start} of the {message.role} message is {message.content[error.start]!a}, half of a "
+            "surrogate pair and no Unicode text"
+        ) from error
 
 
 def _load(path: Path, trust_remote_code: bool) -> Any:

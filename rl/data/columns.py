@@ -105,7 +105,7 @@ def _messages(prompt: Any, source: str) -> tuple[Message, ...]:
     if isinstance(prompt, str):
         if not prompt:
             raise DataError(f"{source}: the prompt is empty")
-        return (Message(PLAIN_TEXT, prompt),)
+        return (Message(PLAIN_TEXT, _unicode(prompt, source)),)
     if not isinstance(prompt, Sequence) or not prompt:
         raise DataError(f"{source}: the prompt must be text or a list of {{role, content}}, got {prompt!r:.120}")
     return tuple(_message(entry, source) for entry in prompt)
@@ -117,4 +117,16 @@ def _message(entry: Any, source: str) -> Message:
     role, content = entry["role"], entry["content"]
     if not isinstance(role, str) or not isinstance(content, str):
         raise DataError(f"{source}: role and content of a message must be text, got {entry!r:.120}")
-    return Message(role, content)
+    return Message(_unicode(role, source), _unicode(content, source))
+
+
+def _unicode(text: str, source: str) -> str:
+    """Refuse half of a character, such as JSON's "\\ud83d" alone, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"{source}: character {error.start} of the prompt is {text[error.start]!a}, half of a surrogate pair and "
+            "no Unicode text; write the whole character"
+        ) from error
+    return text

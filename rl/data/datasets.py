@@ -87,10 +87,19 @@ def _jsonl_row(line: bytes, source: str, row_id: str, config: JsonlDataset) -> R
         columns = json.loads(line)
     except ValueError as error:
         raise DataError(f"{source}: broken JSON: {error}; the line begins {line[:80]!r}") from error
+    except RecursionError as error:
+        raise _too_deep(source, line) from error
     if not isinstance(columns, dict):
         raise DataError(f"{source}: each line must be a JSON object, got {type(columns).__name__}: {line[:80]!r}")
     check_columns(columns, config.prompt_key, config.answer_key, source, columns)
-    return row_from_columns(columns, row_id, config.prompt_key, config.answer_key, source)
+    try:
+        return row_from_columns(columns, row_id, config.prompt_key, config.answer_key, source)
+    except RecursionError as error:
+        raise _too_deep(source, line) from error
+
+
+def _too_deep(source: str, line: bytes) -> DataError:
+    return DataError(f"{source}: the JSON is nested too deeply; the line begins {line[:80]!r}")
 
 
 def _check_saved_dataset(config: HfDataset) -> None:

@@ -49,8 +49,8 @@ class Reply:
         """Return this reply as bytes; a value that cannot be pickled becomes an error."""
         try:
             return pickle.dumps(self)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            return pickle.dumps(Reply(ok=False, detail=f"the result cannot be sent back: {error}"))
+        except Exception as error:  # a boundary: the value's own code runs here
+            return pickle.dumps(Reply(ok=False, detail=f"the result cannot be sent back: {_describe(error)}"))
 
 
 def worker_main(tasks_descriptor: int, lifeline_descriptor: int) -> None:
@@ -101,9 +101,17 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
 
 
 def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {_words_of(error)}"
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return text
     last = frames[-1]
     return f"{text} (at {last.filename}:{last.lineno} in {last.name})"
+
+
+def _words_of(error: BaseException) -> str:
+    """Return the text of a foreign exception, whose own code may fail in turn."""
+    try:
+        return str(error)
+    except BaseException as failure:  # noqa: B036 - as in _run
+        return f"(no text: its __str__ raised {type(failure).__name__})"

@@ -42,3 +42,27 @@ def start_a_child_and_hang(pid_file: str) -> None:
     child = subprocess.Popen(["sleep", "600"])
     Path(pid_file).write_text(str(child.pid))
     child.wait()
+
+
+class WordlessError(Exception):
+    """An error whose text cannot be made."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class WordlessValue:
+    """A value that cannot be sent, for a reason that cannot be told."""
+
+    def __reduce__(self) -> str:
+        raise WordlessError
+
+
+def raise_without_words() -> None:
+    """Raise an error that has no text."""
+    raise WordlessError
+
+
+def give_a_wordless_value() -> object:
+    """Return a value whose own code fails when it is pickled."""
+    return WordlessValue()

@@ -66,6 +66,7 @@ def test_closed_standard_streams_are_opened_so_that_no_file_takes_their_place(tm
 
 
 def test_a_command_whose_output_is_ascii_does_not_fail(tmp_path: Path) -> None:
-    result = run_tandem(["config", "logger.log_dir=größe"], tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
+    arguments = ["train", "--dry-run", "logger.log_dir=größe"]
+    result = run_tandem(arguments, tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C.UTF-8")
     assert (result.exit_code, result.stderr) == (0, "")
-    assert "log_dir: gr\\xf6\\xdfe" in result.stdout
+    assert "run folder: gr\\xf6\\xdfe" in result.stdout

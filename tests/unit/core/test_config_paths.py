@@ -28,3 +28,12 @@ def test_what_is_not_found_is_an_error_with_a_suggestion(tmp_path: Path, monkeyp
         find_config("grpo_maths")
     with pytest.raises(ConfigError, match="neither a file nor"):
         find_config("folder/x.yaml")
+
+
+def test_a_deleted_current_folder_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(ConfigError, match="the current folder does not exist any more"):
+        find_config("grpo_smollm2_cpu")

@@ -91,3 +91,17 @@ def test_the_override_mark_is_taken_out() -> None:
     assert isinstance(inner, Section)
     assert inner.replaces
     assert list(inner.children) == ["b"]
+
+
+def test_aliases_of_aliases_are_refused_before_they_fill_the_memory() -> None:
+    levels = "".join(f"x{i}: &x{i} [{', '.join([f'*x{i - 1}'] * 9)}]\n" for i in range(1, 10))
+    with pytest.raises(ConfigError, match=r"x.yaml:\d+: more than \d+ values, aliases expanded"):
+        read_yaml(f"x0: &x0 [1, 2]\n{levels}", "x.yaml")
+    sections = "".join(f"x{i}: &x{i} {{{', '.join(f'k{j}: *x{i - 1}' for j in range(9))}}}\n" for i in range(1, 10))
+    with pytest.raises(ConfigError, match="aliases expanded"):
+        read_yaml(f"x0: &x0 {{a: 1}}\n{sections}", "x.yaml")
+
+
+def test_endless_nesting_is_an_error_of_the_file() -> None:
+    with pytest.raises(ConfigError, match="x.yaml: nested too deeply"):
+        read_yaml("a: " + "[" * 20000 + "]" * 20000, "x.yaml")

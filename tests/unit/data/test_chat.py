@@ -99,3 +99,9 @@ def test_code_of_the_folder_runs_only_when_it_is_trusted(folder, tmp_path, monke
     with pytest.raises(ConfigError, match="own code needs policy.trust_remote_code=true"):
         PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=False)
     assert PromptTokenizer(own, TokenizerConfig(), data, trust_remote_code=True).encode_text("a") == (7,)
+
+
+@pytest.mark.parametrize("prompt_format", ["raw", "chat"])
+def test_half_a_character_is_an_error_of_the_data(folder, prompt_format):
+    with pytest.raises(DataError, match=r"character 3 of the \w+ message is '.ud83d'"):
+        tokenizer(folder, prompt_format=prompt_format).encode([Message("text", "ab \ud83d")])

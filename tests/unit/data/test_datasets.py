@@ -177,3 +177,17 @@ print([name for name in ("torch", "transformers", "datasets", "reasoning_gym", "
 
 def _environment():
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+
+
+def test_half_a_character_in_a_prompt_names_the_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "a \\ud83d", "answer": "1"}\n')
+    with pytest.raises(DataError, match=r"rows.jsonl:2: character 2 of the prompt is '.ud83d'"):
+        load_rows(JsonlDataset(kind="jsonl", path=str(path)))
+
+
+def test_endless_nesting_names_the_line(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "a", "answer": ' + "[" * 100000 + "]" * 100000 + "}\n")
+    with pytest.raises(DataError, match=r"rows.jsonl:1: the JSON is nested too deeply"):
+        load_rows(JsonlDataset(kind="jsonl", path=str(path)))

@@ -16,10 +16,12 @@ from tests.support.scoring_tasks import (
     add,
     fail_setup,
     give_a_function,
+    give_a_wordless_value,
     huge_power,
     no_setup,
     own_pid,
     raise_error,
+    raise_without_words,
     signal_action,
     start_a_child_and_hang,
 )
@@ -49,6 +51,17 @@ async def test_a_result_that_cannot_be_pickled_is_an_error(pool):
     outcome = await pool.run(give_a_function)
     assert outcome.kind is OutcomeKind.ERROR and "cannot be sent back" in outcome.detail
     assert (await pool.run(add, 1, 1)).value == 2
+
+
+async def test_an_error_whose_text_fails_is_an_error_and_costs_no_process(pool):
+    await pool.ready()
+    before = pool.worker_pids()
+    outcome = await pool.run(raise_without_words)
+    assert outcome.kind is OutcomeKind.ERROR
+    assert "WordlessError: (no text: its __str__ raised ValueError)" in outcome.detail
+    outcome = await pool.run(give_a_wordless_value)
+    assert outcome.kind is OutcomeKind.ERROR and "cannot be sent back: WordlessError" in outcome.detail
+    assert pool.worker_pids() == before
 
 
 async def test_fifty_bombs_end_at_the_deadline_and_do_not_shrink_the_pool():

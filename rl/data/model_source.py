@@ -3,6 +3,7 @@
 A folder, `package:<module>/<file>.gguf` (a weight file inside an installed Python package), or a Hugging Face id.
 """
 
+import hashlib
 import importlib.util
 import os
 import re
@@ -10,9 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl.core.errors import ConfigError
+from rl.data.model_files import check_model_files
 
+CACHE_VARIABLE = "TANDEM_CACHE"
 PACKAGE_PREFIX = "package:"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# Part of the cache key: raise it when the conversion writes something else.
+_FORMAT = 1
+_SAMPLE_BYTES = 2**20
 _OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 
@@ -66,14 +72,29 @@ def parse_model_name(model_name: str) -> ModelSource:
 
 
 def check_model(model_name: str) -> None:
-    """Check that the model exists, as far as this costs nothing; a hub id is looked up only when offline is asked for.
+    """Check that the model exists and its files are whole, as far as this costs nothing.
+
+    A hub id is looked up only when offline is asked for.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: it does not exist, or a file of it is damaged.
     """
     source = parse_model_name(model_name)
+    if isinstance(source, FolderSource):
+        check_model_files(source.path)
     if isinstance(source, HubSource) and is_offline_asked() and not hub_cache_folder(source.model_id).is_dir():
         raise ConfigError(missing_offline(model_name, "HF_HUB_OFFLINE is set"))
+
+
+def default_cache_dir() -> Path:
+    """Return the folder of converted models."""
+    root = os.environ.get(CACHE_VARIABLE)
+    return (Path(root) if root else Path.home() / ".cache" / "tandem") / "models"
+
+
+def converted_folder(file: Path, cache_dir: Path) -> Path:
+    """Return where the conversion of a GGUF file is kept, whether it is there or not."""
+    return cache_dir / f"{file.stem}-{_fingerprint(file)}"
 
 
 def is_offline_asked() -> bool:
@@ -115,3 +136,14 @@ def _package_file(model_name: str) -> Path:
         present = sorted(file.name for file in folder.glob("*.gguf"))
         raise ConfigError(f"policy.model_name={model_name}: {folder} has no {name}; its GGUF files: {present}")
     return folder / name
+
+
+def _fingerprint(file: Path) -> str:
+    """Return a short digest of size, both ends of the file and the conversion's format."""
+    size = file.stat().st_size
+    digest = hashlib.sha256(f"{_FORMAT}:{size}".encode())
+    with file.open("rb") as stream:
+        digest.update(stream.read(_SAMPLE_BYTES))
+        stream.seek(max(0, size - _SAMPLE_BYTES))
+        digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()[:12]

@@ -8,7 +8,6 @@ otherwise taken from the hub's own cache.
 """
 
 import fcntl
-import hashlib
 import os
 import shutil
 import tempfile
@@ -27,14 +26,18 @@ from transformers.utils.logging import disable_progress_bar
 from rl.core.errors import ConfigError, InfraError
 from rl.core.files import make_durable
 from rl.core.hub import PROBE_TIMEOUT_S, is_hub_reachable
-from rl.data.model_source import FolderSource, HubSource, is_offline_asked, missing_offline, parse_model_name
+from rl.data.model_source import (
+    FolderSource,
+    HubSource,
+    converted_folder,
+    default_cache_dir,
+    is_offline_asked,
+    missing_offline,
+    parse_model_name,
+)
 
-CACHE_VARIABLE = "TANDEM_CACHE"
 LOCK_TIMEOUT_S = 900.0
 _LOCK_POLL_S = 0.2
-# Part of the cache key: raise it when the conversion writes something else.
-_FORMAT = 1
-_SAMPLE_BYTES = 2**20
 _DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
 
 Progress = Callable[[str], None]
@@ -61,12 +64,6 @@ def resolve_model(model_name: str, cache_dir: Path | None = None, progress: Prog
     return _from_gguf(source.file, cache_dir if cache_dir is not None else default_cache_dir(), report)
 
 
-def default_cache_dir() -> Path:
-    """Return the folder of converted models."""
-    root = os.environ.get(CACHE_VARIABLE)
-    return (Path(root) if root else Path.home() / ".cache" / "tandem") / "models"
-
-
 def _from_hub(model_id: str, report: Progress) -> Path:
     if is_offline_asked():
         return _from_hub_cache(model_id, "HF_HUB_OFFLINE is set")
@@ -87,7 +84,7 @@ def _from_hub_cache(model_id: str, reason: str) -> Path:
 
 
 def _from_gguf(file: Path, cache_dir: Path, report: Progress) -> Path:
-    target = cache_dir / f"{file.stem}-{_fingerprint(file)}"
+    target = converted_folder(file, cache_dir)
     if target.is_dir():
         return target
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -115,17 +112,6 @@ def _convert(file: Path, target: Path) -> None:
     )
     model.save_pretrained(target)
     AutoTokenizer.from_pretrained(file.parent, **gguf).save_pretrained(target)
-
-
-def _fingerprint(file: Path) -> str:
-    """Return a short digest of size, both ends of the file and the conversion's format."""
-    size = file.stat().st_size
-    digest = hashlib.sha256(f"{_FORMAT}:{size}".encode())
-    with file.open("rb") as stream:
-        digest.update(stream.read(_SAMPLE_BYTES))
-        stream.seek(max(0, size - _SAMPLE_BYTES))
-        digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()[:12]
 
 
 def _sync(folder: Path) -> None:

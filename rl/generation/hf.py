@@ -7,9 +7,12 @@ No key-value cache, no packing, nothing that can differ from the trainer's own m
 
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from rl.cluster.worker_group import Cluster, WorkerContext
 from rl.core.errors import ConfigError, InfraError, WeightSyncError
@@ -32,7 +35,7 @@ class HfWorker:
     """One model in a worker process. See `rl.generation.pool.GenerationWorker` for what its methods promise.
 
     Raises:
-        ConfigError: the context asked for is longer than the model's.
+        ConfigError: the folder holds no model that can be loaded, or the context asked for is longer than the model's.
     """
 
     def __init__(self, context: WorkerContext, config: HfGenerationConfig, request: GeneratorRequest) -> None:
@@ -41,12 +44,7 @@ class HfWorker:
         self._config = config
         self._request = request
         self._device = torch.device(context.device)
-        with model_loading():
-            self._model = AutoModelForCausalLM.from_pretrained(
-                request.model_path,
-                dtype=vars(torch)[request.precision],
-                trust_remote_code=request.trust_remote_code,
-            ).to(self._device)
+        self._model = _load_model(request).to(self._device)
         self._model.eval()
         self._tokenizer = AutoTokenizer.from_pretrained(
             request.tokenizer_path, trust_remote_code=request.trust_remote_code
@@ -171,6 +169,19 @@ class HfWorker:
         missing = [name for name, parameter in self._model.named_parameters() if id(parameter) not in sent]
         if missing:
             raise WeightSyncError(f"{self._replica}: the trainer does not send '{missing[0]}' ({len(missing)} in all)")
+
+
+def _load_model(request: GeneratorRequest) -> Any:
+    disable_progress_bar()  # a worker's output is a log, not a terminal
+    try:
+        with model_loading():
+            return AutoModelForCausalLM.from_pretrained(
+                request.model_path,
+                dtype=vars(torch)[request.precision],
+                trust_remote_code=request.trust_remote_code,
+            )
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"cannot load a causal language model from {request.model_path}: {error}") from error
 
 
 async def build(config: HfGenerationConfig, cluster: Cluster, request: GeneratorRequest) -> PooledGenerator[HfWorker]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
@@ -141,7 +142,7 @@ class CausalModel:
                 trust_remote_code=self._trust_remote_code,
                 local_files_only=True,
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigError(
                 f"cannot load a causal language model from {path}: {error}; it must be a Hugging Face folder with "
                 "config.json and weights (own model code needs policy.trust_remote_code=true)"

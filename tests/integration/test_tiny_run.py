@@ -1,6 +1,5 @@
 """Whole runs with the tiny model, without Ray and vLLM: what stands on disk, and what survives which end."""
 
-import fcntl
 import json
 import os
 import resource
@@ -14,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import ConfigError, FatalError
-from rl.data.pretrained import _fingerprint
+from rl.data.model_source import converted_folder
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"
@@ -188,22 +187,17 @@ def test_a_signal_ends_the_run_cleanly_and_it_can_go_on(tmp_path: Path, number: 
 
 
 def test_a_signal_ends_a_set_up_that_blocks_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "packages" / "slow_model"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "slow.gguf").write_bytes(b"no model")
-    cache = tmp_path / "cache" / "models"
-    cache.mkdir(parents=True)
-    monkeypatch.setenv("TANDEM_CACHE", str(cache.parent))
-    monkeypatch.setenv("PYTHONPATH", str(package.parent), prepend=os.pathsep)
     run = make_tiny_run(tmp_path)
-    with (cache / f"slow-{_fingerprint(package / 'slow.gguf')}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        process = run.start(["policy.model_name=package:slow_model/slow.gguf"])
-        read_until(process, "waiting for another process that converts the same model")
-        start = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        code, output = finish(process)
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    settings = json.loads((tmp_path / "model" / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "SlowTokenizer", "auto_map": {"AutoTokenizer": [None, "slow.SlowTokenizer"]}}
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "model" / "slow.py").write_text("import time\n\nprint('loading')\ntime.sleep(3600)\n")
+    process = run.start(["policy.trust_remote_code=true"])
+    read_until(process, "loading")
+    start = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    code, output = finish(process)
     assert code == 130, output
     assert "interrupted after step 0" in output
     assert time.monotonic() - start < 15.0

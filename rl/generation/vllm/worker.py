@@ -145,10 +145,14 @@ class VllmWorker:
                 work = self._build(AsyncLLM, arguments, arguments.create_engine_config())
                 engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
             except (ValueError, TypeError) as error:
-                raise ConfigError(f"vLLM refuses the arguments of policy.generation.vllm_cfg: {error}") from error
+                raise ConfigError(
+                    f"vLLM refuses the model {self._request.model_path} or the arguments of "
+                    f"policy.generation.vllm_cfg: {error}"
+                ) from error
             except Exception as error:
                 raise InfraError(
-                    f"the vLLM engine of {self._replica} did not start: {engine_words(self._log_path, error)}"
+                    f"the vLLM engine of {self._replica} did not start: {engine_words(self._log_path, error)} "
+                    f"(model {self._request.model_path})"
                 ) from error
         _log_to(self._log_path)
         return engine

@@ -8,7 +8,8 @@ import pytest
 
 from rl.core.errors import ConfigError
 from rl.data import pretrained
-from rl.data.pretrained import default_cache_dir, resolve_model
+from rl.data.model_source import default_cache_dir
+from rl.data.pretrained import resolve_model
 from tests.support.tiny_model import make_tiny_model
 
 NAME = "package:weights_pkg/m.gguf"

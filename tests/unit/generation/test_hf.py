@@ -220,3 +220,12 @@ async def test_a_refit_waits_for_the_call_of_an_earlier_one(run: Run) -> None:
         task = asyncio.ensure_future(run.generator.weight_receivers()[0].start(1))
         assert await asyncio.wait({task}, timeout=0.1) == (set(), {task})
     await task
+
+
+async def test_a_folder_whose_weights_break_off_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(folder, broken)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ConfigError, match=f"cannot load a causal language model from {broken}"):
+        await build(HfGenerationConfig(num_replicas=1), InProcessCluster("tdm-test"), generator_request(broken))

@@ -1,5 +1,7 @@
 """Logits at chosen positions equal those of a plain forward, whatever the padding."""
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -56,3 +58,16 @@ def test_an_export_holds_the_weights_once_in_the_precision_and_a_checkpoint_in_f
 def test_a_folder_that_is_no_model_is_a_config_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot load a causal language model"):
         load(tmp_path)
+
+
+def test_weights_that_break_off_and_unknown_architectures_name_the_folder(tiny_model: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(tiny_model, broken)
+    weights = (broken / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(ConfigError, match=f"cannot load a causal language model from {broken}"):
+        load(broken)
+    config = json.loads((broken / "config.json").read_text()) | {"model_type": "nonesuch"}
+    (broken / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"cannot load a causal language model from {broken}"):
+        load(broken)

@@ -1,0 +1,80 @@
+"""Look at the files of a local Hugging Face folder without loading them: are they whole, and how long is the context?
+
+It imports nothing heavy. Whether an architecture is known is the model loader's business.
+"""
+
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rl.core.errors import ConfigError
+
+_CONFIG = "config.json"
+_LENGTH_BYTES = 8
+_MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+
+
+def check_model_files(folder: Path) -> None:
+    """Refuse a folder whose configuration or weight files are damaged, as after a download that broke off.
+
+    Raises:
+        ConfigError: names the file.
+    """
+    read_model_config(folder)
+    for file in sorted(folder.glob("*.safetensors")):
+        expected = _expected_bytes(file)
+        size = file.stat().st_size
+        if expected is None:
+            raise ConfigError(f"{file} is damaged: it has no readable safetensors header; fetch the model again")
+        if size != expected:
+            raise ConfigError(
+                f"{file} is damaged: it has {size} bytes and its header names {expected}; fetch the model again"
+            )
+
+
+def context_length(folder: Path) -> int | None:
+    """Return the longest sequence that the model was made for; None when its configuration does not say plainly."""
+    values = read_model_config(folder)
+    text = values.get("text_config")
+    if isinstance(text, Mapping):
+        values = text
+    scaling = values.get("rope_scaling") or values.get("rope_parameters")
+    if isinstance(scaling, Mapping) and "factor" in scaling:
+        return None  # which length such a factor gives depends on the architecture
+    length = values.get("max_position_embeddings")
+    return length if isinstance(length, int) else None
+
+
+def read_model_config(folder: Path) -> Mapping[str, Any]:
+    """Return the content of config.json.
+
+    Raises:
+        ConfigError: it cannot be read, or is no JSON object.
+    """
+    file = folder / _CONFIG
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"the model's {file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"the model's {file} must hold a JSON object, not {type(values).__name__}")
+    return values
+
+
+def _expected_bytes(file: Path) -> int | None:
+    """Return the size that the header of a safetensors file names, or None when there is no readable header."""
+    with file.open("rb") as stream:
+        start = stream.read(_LENGTH_BYTES)
+        if len(start) < _LENGTH_BYTES:
+            return None
+        (length,) = struct.unpack("<Q", start)
+        if length > _MAX_HEADER_BYTES:
+            return None
+        try:
+            header = json.loads(stream.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            return None
+    return _LENGTH_BYTES + int(length) + max(ends, default=0)

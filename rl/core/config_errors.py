@@ -70,12 +70,15 @@ def describe_unset(path: tuple[str, ...], tree: ConfigTree, model: ConfigClass) 
 
 def _lines(error: ErrorDetails, tree: ConfigTree, model: ConfigClass) -> list[str]:
     path = key_path(error["loc"], tree.values, model)
+    if error["type"] == "missing" and isinstance(error["loc"][-1], int):
+        # A list that is too short: the list is what is wrong, not an item that nobody wrote.
+        path = path[:-1]
     key = ".".join(path)
     source = _place(key, tree)
     match error["type"]:
         case "extra_forbidden":
             return list(_unknown(path, error["input"], tree, model))
-        case "missing":
+        case "missing" if not isinstance(error["loc"][-1], int):
             return [f"{source}: {key} is required{_meaning(path, tree, model)}"]
         case "union_tag_invalid" | "union_tag_not_found":
             return [_wrong_kind(path, tree, model)]

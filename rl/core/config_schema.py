@@ -175,7 +175,9 @@ def _describe(annotation: Any, bounds: str = "") -> str:
     if origin is Literal:
         return " or ".join("null" if value is None else str(value) for value in arguments)
     if origin in (Union, types.UnionType):
-        return " or ".join(_describe(part, "" if part is type(None) else bounds) for part in arguments)
+        # Two sections read the same.
+        parts = dict.fromkeys(_describe(part, "" if part is type(None) else bounds) for part in arguments)
+        return " or ".join(parts)
     if origin is list:
         return f"list of {_describe(arguments[0])}"
     if origin is tuple:

@@ -8,14 +8,18 @@ def replace_atomically(path: Path, text: str) -> None:
     """Write a file so that a reader, also after a crash, sees the old content or the new one.
 
     Raises:
-        OSError: it cannot be written; the old content stands.
+        OSError: it cannot be written; the old content stands, and nothing is left beside it.
     """
     temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def make_durable(path: Path) -> None:

@@ -8,6 +8,7 @@ logger.close()
 
 import logging
 import math
+from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rl.telemetry.sinks import RunInfo, configured_sinks
 _log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_UNWRITTEN_KEPT = 10_000
 
 
 def check_logger(config: LoggerConfig) -> None:
@@ -29,7 +31,10 @@ def check_logger(config: LoggerConfig) -> None:
 
 
 class RunLogger:
-    """Records metrics. A failing disk or sink is a warning: only metrics.jsonl is written by the caller's thread."""
+    """Records metrics. A failing disk or sink is a warning: only metrics.jsonl is written by the caller's thread.
+
+    What a full disk refuses is kept and written with the next step that finds room.
+    """
 
     def __init__(
         self,
@@ -58,7 +63,8 @@ class RunLogger:
         if resumed_after is not None:
             self._file.drop_steps_after(resumed_after)
         self._start = clock.now() - self._file.last_time_s
-        self._disk_failed = False
+        self._unwritten: deque[tuple[int, float, Mapping[str, float]]] = deque(maxlen=_UNWRITTEN_KEPT)
+        self._is_behind = False
         run = RunInfo(run_folder, settings, resumed_after)
         self._sinks = [BackgroundSink(name, opener, run) for name, opener in openers.items()]
 
@@ -84,15 +90,32 @@ class RunLogger:
         return self._file.read()
 
     def close(self) -> None:
-        """Flush the sinks; each gets a bounded time."""
+        """Write what is left, and flush the sinks; each gets a bounded time."""
+        self._write_what_waits()
         for sink in self._sinks:
             sink.close()
         self._sinks = []
 
     def _write(self, step: int, finite: Mapping[str, float]) -> None:
+        self._unwritten.append((step, self._clock.now() - self._start, finite))
+        self._write_what_waits()
+
+    def _write_what_waits(self) -> None:
+        """Write in order; the first failure of a row of failures is a warning."""
+        is_behind = self._is_behind
         try:
-            self._file.write(step, self._clock.now() - self._start, finite)
+            while self._unwritten:
+                self._file.write(*self._unwritten[0])
+                self._unwritten.popleft()
         except OSError as error:
-            if not self._disk_failed:
-                self._disk_failed = True
-                _log.warning("cannot write %s (%s); training goes on", self._file.path, error)
+            self._is_behind = True
+            if not is_behind:
+                _log.warning(
+                    "cannot write %s (%s); training goes on, and the lines follow when there is room",
+                    self._file.path,
+                    error,
+                )
+            return
+        self._is_behind = False
+        if is_behind:
+            _log.info("%s can be written again and is complete", self._file.path)

@@ -32,6 +32,7 @@ def test_a_misspelt_key_in_a_file_is_refused_at_once(tmp_path: Path) -> None:
         (["--config", "grpo_smolm2_cpu"], "did you mean grpo_smollm2_cpu?"),
         (["--config", "grpo_tiny_cpu"], "policy.model_name must be set"),
         (["--resume", "results/nowhere"], "--resume results/nowhere is neither auto, never, nor an existing"),
+        (["--resume", ""], "--resume '' is neither auto, never, nor an existing"),
         (["--", "grpo.sed=1"], "did you mean seed?"),
         (["--dry-run", "policy.model_name=./nowhere"], "policy.model_name=./nowhere"),
         (["--dry-run", "policy.model_name=package:nowhere/x.gguf"], "the package nowhere is not installed"),

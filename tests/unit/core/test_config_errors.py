@@ -65,3 +65,19 @@ def test_any_text_is_a_file_or_a_config_error(tmp_path: Path, text: str) -> None
     (tmp_path / "x.yaml").write_text(text)
     with pytest.raises(ConfigError):
         load_config(tmp_path / "x.yaml", [])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.train=3", r"data.train=3: must be a section$"),
+        (
+            "policy.optimizer.kwargs.betas=[0.9]",
+            r"policy.optimizer.kwargs.betas=\[0.9\]: must be \[float >= 0 and < 1, float >= 0 and < 1\] \(Moment",
+        ),
+        ("grpo.seed=4294967296", r"grpo.seed=4294967296: must be int >= 0 and <= 4294967295"),
+    ],
+)
+def test_what_is_allowed_is_said_once(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(find_config("grpo_smollm2_cpu"), [override])

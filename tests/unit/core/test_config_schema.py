@@ -54,7 +54,7 @@ def test_defaults_are_found_by_key() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("grpo.seed", "int >= 0"),
+        ("grpo.seed", "int >= 0 and <= 4294967295"),
         ("grpo.val_top_k", "int >= 1 or null"),
         ("grpo.val_top_p", "float > 0 and <= 1"),
         ("policy.precision", "float32 or bfloat16"),

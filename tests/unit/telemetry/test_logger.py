@@ -66,14 +66,18 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path):
     ]
 
 
-def test_a_full_disk_is_one_warning_and_no_error(tmp_path, caplog):
+def test_a_full_disk_is_one_warning_and_its_lines_follow_when_there_is_room(tmp_path, caplog):
     logger = RunLogger(QUIET, tmp_path, {}, FakeClock())
     logger.log_step(1, {"a": 1.0})
     with files_up_to(logger.path.stat().st_size + 5):
         logger.log_step(2, {"a": 1.0})
         logger.log_step(3, {"a": 1.0})
+        logger.log_step(3, {"b": 2.0})
+        assert [line["step"] for line in lines(tmp_path)] == [1]
     logger.log_step(4, {"a": 1.0})
-    assert [line["step"] for line in lines(tmp_path)] == [1, 4]
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
+    assert lines(tmp_path)[2] == {"step": 3, "time_s": 0.0, "a": 1.0, "b": 2.0}
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(messages) == 1 and "training goes on" in messages[0]
 
@@ -96,3 +100,12 @@ def test_a_missing_package_is_a_configuration_error_with_the_command(enabled, mo
 
 def test_settings_are_flattened_with_dots():
     assert sinks.flatten({"a": {"b": {"c": 1}, "d": [1]}, "e": None}) == {"a.b.c": 1, "a.d": [1], "e": None}
+
+
+def test_the_last_line_is_written_at_the_end_when_there_is_room_again(tmp_path):
+    logger = RunLogger(QUIET, tmp_path, {}, FakeClock())
+    logger.log_step(1, {"a": 1.0})
+    with files_up_to(logger.path.stat().st_size + 5):
+        logger.log_step(2, {"a": 1.0})
+    logger.close()
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]

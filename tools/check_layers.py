@@ -48,6 +48,7 @@ FOREIGN_HOMES = {
 # Our own modules that may be named in a string, for import_object or `python -m`, and by whom: what a configuration
 # chooses, and what is too heavy for a command line that only reads one. Anything else is imported in plain sight.
 NAMED_IN_STRINGS = {
+    "rl/__main__.py": ["rl/cli/app.py"],
     "rl/cli/doctor.py": ["rl/controller/doctor.py"],
     "rl/cli/selftest.py": ["rl/controller/selftest.py"],
     "rl/cli/train.py": ["rl/controller/run.py"],

@@ -138,7 +138,9 @@ async def test_a_failing_constructor_reaches_the_driver(cluster, manner, kind, m
 
 
 async def test_resources_that_are_not_there_are_refused_before_waiting(cluster):
-    with pytest.raises(ConfigError, match=r"wants 2 CPU slots and 2 GPU slots .*free in the cluster: .* 0 of 0 GPU slots"):
+    with pytest.raises(
+        ConfigError, match=r"wants 2 CPU slots and 2 GPU slots .*free in the cluster: .* 0 of 0 GPU slots"
+    ):
         await cluster.start_workers(EchoWorker, request(num_workers=2, gpus_per_worker=1))
     with pytest.raises(ConfigError, match="wants 1000 CPU slots"):
         await cluster.start_workers(EchoWorker, request(num_workers=1000))

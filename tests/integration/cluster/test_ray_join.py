@@ -43,7 +43,9 @@ async def use(cluster):
     group = await cluster.start_workers(EchoWorker, request("trainer", 2, 1))
     seen = await group.broadcast(EchoWorker.environment)
     contexts = await group.broadcast(EchoWorker.show_context)
-    with pytest.raises(ConfigError, match="wants 1 CPU slots and 1 GPU slots .* 0 of 2 GPU slots; largest node: 2 GPUs"):
+    with pytest.raises(
+        ConfigError, match="wants 1 CPU slots and 1 GPU slots .* 0 of 2 GPU slots; largest node: 2 GPUs"
+    ):
         await cluster.start_workers(EchoWorker, request("generation", 1, 1))
     await group.close()
     # Ray's books follow the end of a group with a short delay, and tell nobody.

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import ConfigError, FatalError
-from rl.data.model_source import converted_folder
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"

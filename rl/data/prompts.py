@@ -210,7 +210,13 @@ class PromptSource:
             raise ConfigError(
                 f"the prompt of row {row_id} is too long: {limit}; set data.overlong_prompts: skip to leave it out"
             )
-        if row_id not in self._overlong_rows:
+        if not self._overlong_rows:
+            _log.warning(
+                "row %s is skipped, its prompt is too long: %s; further ones stand in run.log and in num_skipped_prompts",
+                row_id,
+                limit,
+            )
+        elif row_id not in self._overlong_rows:
             _log.info("row %s is skipped, its prompt is too long: %s", row_id, limit)
         self._overlong_rows[row_id] = num_tokens
         skipped.overlong += 1

@@ -136,6 +136,10 @@ class Console:
         self._show(Text(""))
         for name, value in [*_key_figures(history, rewards), *((name, str(path)) for name, path in paths.items())]:
             self._show(Text.assemble(("  ", ""), (f"{name:<12}", "dim"), value))
+        steps = sum("train/num_invalid_rollouts" in line for line in history)
+        if steps and not rewards:
+            warning = f"warning: none of the {steps} steps had a valid reward, so nothing was learned; see run.log"
+            self._show(Text(warning, style="bold yellow"))
         self._show(Text(outcome, style="bold"))
 
     def close(self) -> None:

@@ -178,3 +178,12 @@ def test_an_ascii_output_gets_a_curve_and_names_in_its_own_characters(make, mode
     assert "*" in shown
     assert "+-----" in shown
     assert out.encoding == "ascii"
+
+
+def test_a_run_without_any_reward_says_that_nothing_was_learned(make):
+    console, out = make()
+    line = {"step": 1, "time_s": 1.0, "train/num_invalid_rollouts": 8.0}
+    console.summary([line, {**line, "step": 2}], {}, "finished 2 steps")
+    assert "none of the 2 steps had a valid reward, so nothing was learned" in out.getvalue()
+    console.summary([line, {**line, "step": 2, "train/reward": 0.0}], {}, "finished 2 steps")
+    assert out.getvalue().count("nothing was learned") == 1

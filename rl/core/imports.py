@@ -30,5 +30,5 @@ def import_object(target: str) -> object:
 
 
 def _is_or_holds(name: str | None, module_name: str) -> bool:
-    """Whether the missing `name` is the module or a package above it; otherwise something that it imports is missing."""
+    """Whether the missing `name` is the module or a package above it; else something that it imports is missing."""
     return name is not None and (module_name == name or module_name.startswith(f"{name}."))

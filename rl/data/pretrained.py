@@ -8,7 +8,6 @@ otherwise taken from the hub's own cache.
 """
 
 import fcntl
-import os
 import shutil
 import tempfile
 import time

@@ -212,7 +212,7 @@ class PromptSource:
             )
         if not self._overlong_rows:
             _log.warning(
-                "row %s is skipped, its prompt is too long: %s; further ones stand in run.log and in num_skipped_prompts",
+                "row %s is skipped, its prompt is too long: %s; further ones: run.log, num_skipped_prompts",
                 row_id,
                 limit,
             )

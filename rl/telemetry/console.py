@@ -200,7 +200,7 @@ class Console:
 def _open_or_nowhere(stream: TextIO | None) -> TextIO:
     """Return a stream that can be written to in any encoding; what goes to a closed one is dropped."""
     if stream is None or stream.closed:
-        return open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - as long-lived as standard output itself
+        return open(os.devnull, "w", encoding="utf-8")  # as long-lived as standard output
     if isinstance(stream, io.TextIOWrapper):
         # A reward or a path in another alphabet is no reason to end a run.
         stream.reconfigure(errors="replace")

@@ -69,7 +69,8 @@ def train_command(
 def _resume(value: str) -> str:
     """Refuse a path that does not exist before anything starts."""
     if value not in ("auto", "never") and (not value or not Path(value).exists()):
-        raise ConfigError(f"--resume {value or repr(value)} is neither auto, never, nor an existing run folder or checkpoint")
+        shown = value or repr(value)
+        raise ConfigError(f"--resume {shown} is neither auto, never, nor an existing run folder or checkpoint")
     return value
 
 

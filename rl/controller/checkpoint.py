@@ -17,6 +17,7 @@ import shutil
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,7 +33,13 @@ _TEMPORARY_NAME = re.compile(r"^step_\d+\.tmp-[0-9a-f]+$")
 _MANIFEST = "manifest.json"
 _INFO = "training_info.json"
 _EXACT = "exact_resume"
-_SCHEMA = 1
+# Means, which a step without any value (no valid reward, nothing generated) does not have.
+_MAY_BE_ABSENT = re.compile(
+    r"(filtered_)?reward|baseline_reward/pct_(0|1|mixed)|advantages/(mean|min|max)|staleness_(mean|max)|env/.+|"
+    r"avg_length|truncation_rate"
+)
+# Of the whole layout: raise it when any part writes something that older code, or newer, would misread.
+_SCHEMA = 2
 
 
 class Saveable(Protocol):
@@ -97,21 +104,8 @@ class Checkpointer:
         return max(complete_checkpoints(self.folder), key=lambda checkpoint: checkpoint.step, default=None)
 
     def find(self, path: Path | None) -> Checkpoint | None:
-        """The checkpoint at `path`, or the latest one when no path is given.
-
-        Raises:
-            ConfigError: `path` is no complete checkpoint of this run, or a newer one exists.
-        """
-        latest = self.latest()
-        if path is None:
-            return latest
-        if latest is None or path.resolve() not in {c.path.resolve() for c in complete_checkpoints(self.folder)}:
-            raise ConfigError(f"--resume {path}: not a complete checkpoint of {self.folder}")
-        if latest.path.resolve() != path.resolve():
-            raise ConfigError(
-                f"--resume {path}: {latest.path} is newer; move the newer checkpoints away to go on from an older one"
-            )
-        return latest
+        """See `find_checkpoint`."""
+        return find_checkpoint(self.folder, path)
 
     async def save(
         self, step: int, parts: Mapping[str, Saveable], info: Mapping[str, Any], metrics: Mapping[str, float]
@@ -151,13 +145,24 @@ class Checkpointer:
         """Restore every part and return the stored info.
 
         Raises:
-            FatalError: the checkpoint lacks a part or a file.
+            FatalError: the checkpoint lacks a part or a file, or a part of it cannot be read.
+            ConfigError: it does not belong to this configuration, or was written by another version.
         """
+        _check_schema(checkpoint)
+        info = _read_info(checkpoint)
         for name, part in parts.items():
             if not (checkpoint.path / name).is_dir():
-                raise FatalError(f"checkpoint {checkpoint.path} has no part '{name}'; was it saved by another version?")
-            await part.restore(checkpoint.path / name)
-        return _read_info(checkpoint)
+                raise FatalError(f"checkpoint {checkpoint.path} has no part '{name}'; {self._way_out(checkpoint)}")
+            try:
+                await part.restore(checkpoint.path / name)
+            except ConfigError:
+                raise
+            except Exception as error:  # a boundary: damaged files raise whatever their readers do
+                raise FatalError(
+                    f"checkpoint {checkpoint.path} cannot be restored, part '{name}': {type(error).__name__}: {error}; "
+                    f"{self._way_out(checkpoint)}"
+                ) from error
+        return info
 
     def prune(self) -> None:
         """Delete the checkpoints that the rule does not keep; a failure to delete is a warning."""
@@ -174,11 +179,19 @@ class Checkpointer:
             except OSError as error:
                 _log.warning("could not delete the old checkpoint %s: %s", checkpoint.path, error)
 
+    def _way_out(self, checkpoint: Checkpoint) -> str:
+        """Say how to go on without a damaged checkpoint."""
+        older = [other.step for other in complete_checkpoints(self.folder) if other.step < checkpoint.step]
+        if older:
+            return f"if it is damaged, move it away to go on from step {max(older)}"
+        return "if it is damaged, start a new run with --resume never"
+
     def _metric_of(self, checkpoint: Checkpoint) -> float | None:
         if self._config.metric_name is None:
             return None
-        value = _read_info(checkpoint)["metrics"].get(self._config.metric_name)
-        return None if value is None else float(value)
+        metrics = _read_info(checkpoint).get("metrics")
+        value = metrics.get(self._config.metric_name) if isinstance(metrics, dict) else None
+        return float(value) if isinstance(value, int | float) else None
 
     def _failure_message(self, step: int, error: Exception) -> str:
         latest = self.latest()
@@ -202,14 +215,68 @@ def complete_checkpoints(folder: Path) -> list[Checkpoint]:
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
+def incomplete_checkpoints(folder: Path) -> list[Checkpoint]:
+    """Every step_N of `folder` that is not whole, as after a copy that broke off; oldest first."""
+    whole = {checkpoint.step for checkpoint in complete_checkpoints(folder)}
+    matches = [(_STEP_NAME.match(path.name), path) for path in folder.iterdir()] if folder.is_dir() else []
+    found = [Checkpoint(int(match.group(1)), path) for match, path in matches if match]
+    return sorted((each for each in found if each.step not in whole), key=lambda checkpoint: checkpoint.step)
+
+
+def find_checkpoint(folder: Path, path: Path | None) -> Checkpoint | None:
+    """The checkpoint at `path`, or the latest complete one of `folder` when no path is given. Changes nothing.
+
+    Raises:
+        ConfigError: `path` is no complete checkpoint of this run, a newer one exists, or another version wrote it.
+    """
+    saved = complete_checkpoints(folder)
+    latest = saved[-1] if saved else None
+    if path is not None:
+        if latest is None or path.resolve() not in {checkpoint.path.resolve() for checkpoint in saved}:
+            raise ConfigError(f"--resume {path}: not a complete checkpoint of {folder}")
+        if latest.path.resolve() != path.resolve():
+            raise ConfigError(
+                f"--resume {path}: {latest.path} is newer; move the newer checkpoints away to go on from an older one"
+            )
+    if latest is not None:
+        _check_schema(latest)
+    return latest
+
+
+def _check_schema(checkpoint: Checkpoint) -> None:
+    schema = _manifest(checkpoint.path).get("schema")
+    if schema != _SCHEMA:
+        raise ConfigError(
+            f"checkpoint {checkpoint.path} has schema {schema}, and this version of Tandem reads schema {_SCHEMA}; go "
+            "on with the version that wrote it, or start a new run with --resume never"
+        )
+
+
 def resume_obstacle(folder: Path) -> str | None:
     """Say why no run can go on exactly from the latest checkpoint of `folder`; None = it can, or starts anew there."""
     saved = complete_checkpoints(folder)
-    if not saved or _read_info(saved[-1]).get(_EXACT, True):
-        return None
+    return None if not saved or has_optimizer_state(saved[-1]) else f"{_no_optimizer(saved[-1])}; starting a new run"
+
+
+def check_optimizer_state(checkpoint: Checkpoint) -> None:
+    """Refuse a checkpoint from which training cannot go on exactly.
+
+    Raises:
+        ConfigError: it was saved without the optimizer's state.
+    """
+    if not has_optimizer_state(checkpoint):
+        raise ConfigError(f"{_no_optimizer(checkpoint)}; start a new run with --resume never")
+
+
+def has_optimizer_state(checkpoint: Checkpoint) -> bool:
+    """Whether training can go on exactly from this checkpoint."""
+    return bool(_read_info(checkpoint).get(_EXACT, True))
+
+
+def _no_optimizer(checkpoint: Checkpoint) -> str:
     return (
-        f"{saved[-1].path} has no optimizer state (checkpointing.save_optimizer=false), so training cannot go on where "
-        "it was; starting a new run"
+        f"{checkpoint.path} has no optimizer state (checkpointing.save_optimizer=false), so training cannot go on where "
+        "it was"
     )
 
 
@@ -218,8 +285,10 @@ def checkpoint_metrics(
 ) -> dict[str, float]:
     """Pick the configured metric for the checkpoint's info; a validation that this step did not run gives none.
 
+    A training metric that is a mean over nothing in this step gives none either.
+
     Raises:
-        ConfigError: the name has neither prefix, or names a training metric that does not exist.
+        ConfigError: the name has neither prefix, or names a metric that does not exist.
     """
     if metric_name is None:
         return {}
@@ -229,10 +298,13 @@ def checkpoint_metrics(
         raise ConfigError(f"checkpointing.metric_name={metric_name} must be val:<name> or train:<name>")
     if name in source:
         return {metric_name: source[name]}
-    if kind == "train" or validation:
-        raise ConfigError(
-            f"checkpointing.metric_name={metric_name} is not among the metrics: {', '.join(sorted(source))}"
-        )
+    if kind == "train" and train.get("num_valid_rollouts") == 0:
+        return {}  # such a step trains nothing
+    if source and not _MAY_BE_ABSENT.fullmatch(name):
+        close = get_close_matches(name, list(source), n=1)
+        hint = f"; did you mean {kind}:{close[0]}?" if close else ""
+        names = ", ".join(sorted(source))
+        raise ConfigError(f"checkpointing.metric_name={metric_name} is not among the metrics: {names}{hint}")
     return {}
 
 
@@ -267,21 +339,28 @@ def _seal(temporary: Path, final: Path) -> None:
 
 
 def _is_complete(path: Path) -> bool:
-    manifest = path / _MANIFEST
-    if not manifest.is_file():
-        return False
-    try:
-        files: dict[str, int] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
-    except (json.JSONDecodeError, KeyError):
+    files = _manifest(path).get("files")
+    if not isinstance(files, dict):
         return False
     return all((path / name).is_file() and (path / name).stat().st_size == size for name, size in files.items())
 
 
+def _manifest(path: Path) -> Mapping[str, Any]:
+    """Return the content of a checkpoint's manifest; an empty one when it is missing or damaged."""
+    try:
+        values = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def _read_info(checkpoint: Checkpoint) -> dict[str, Any]:
     try:
-        info: dict[str, Any] = json.loads((checkpoint.path / _INFO).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise FatalError(f"checkpoint {checkpoint.path} has no readable {_INFO}: {error}") from error
+        info: Any = json.loads((checkpoint.path / _INFO).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise FatalError(f"checkpoint {checkpoint.path} has no readable {_INFO}: {error}; move it away") from error
+    if not isinstance(info, dict):
+        raise FatalError(f"checkpoint {checkpoint.path}: {_INFO} is no JSON object; move it away")
     return info
 
 

@@ -28,7 +28,7 @@ from rl.controller.stop import RunStopped, StopSignal
 from rl.controller.validation import Validator
 from rl.controller.watchdog import Progress, Watchdog
 from rl.core.clock import Clock
-from rl.core.errors import FatalError, RLError
+from rl.core.errors import ConfigError, FatalError, RLError
 from rl.data.prompts import PromptSource
 from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.config import StallWatchdogConfig
@@ -192,9 +192,13 @@ class Controller:
             period = self._grpo.val_period
             is_due = (period > 0 and report.step % period == 0) or (report.step == last and self._grpo.val_at_end)
             validation = await self._validate(report.step) if is_due else {}
+        if not self._checkpointing.enabled:
+            return
+        train = {name.removeprefix("train/"): value for name, value in report.metrics.items()}
+        # Picked after every step, so that a misspelt name ends the run after the first and not at the first save.
+        metrics = checkpoint_metrics(self._checkpointing.metric_name, train, validation)
         if parts.checkpointer.is_due(report.step, last):
-            train = {name.removeprefix("train/"): value for name, value in report.metrics.items()}
-            await self._save(checkpoint_metrics(self._checkpointing.metric_name, train, validation))
+            await self._save(metrics)
 
     async def _validate(self, step: int) -> dict[str, float]:
         parts = self._parts
@@ -281,8 +285,16 @@ class PolicyPart:
         await self._policy.save(folder, with_optimizer=self._with_optimizer)
 
     async def restore(self, folder: Path) -> None:
-        """Read them back."""
-        await self._policy.restore(folder)
+        """Read them back.
+
+        Raises:
+            FatalError: the files are damaged.
+        """
+        try:
+            await self._policy.restore(folder)
+        except ConfigError as error:
+            # The loader takes the folder for the user's choice, but here it is ours.
+            raise FatalError(str(error)) from error
 
 
 def root_cause(failures: BaseExceptionGroup[BaseException]) -> BaseException:

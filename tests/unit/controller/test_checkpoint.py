@@ -15,6 +15,8 @@ from rl.controller.checkpoint import (
     check_free_space,
     checkpoint_metrics,
     complete_checkpoints,
+    find_checkpoint,
+    incomplete_checkpoints,
     resume_obstacle,
 )
 from rl.controller.checkpoint_config import CheckpointingConfig
@@ -213,3 +215,59 @@ async def test_the_manifest_lists_every_file_with_its_size(tmp_path: Path) -> No
     manifest = json.loads((saved.path / "manifest.json").read_text())
     assert manifest["files"]["policy/text.txt"] == 3
     assert set(manifest["files"]) == {"policy/text.txt", "config.yaml", "training_info.json"}
+
+
+def rewrite_manifest(folder: Path, **changes: object) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, **changes}))
+
+
+async def test_a_checkpoint_of_another_version_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    parts = {"policy": SavedText("w")}
+    saved = await checkpointer.save(10, parts, {}, {})
+    rewrite_manifest(saved.path, schema=1)
+    with pytest.raises(ConfigError, match=r"step_10 has schema 1, .* start a new run with --resume never"):
+        find_checkpoint(tmp_path, None)
+    with pytest.raises(ConfigError, match="has schema 1"):
+        await checkpointer.restore(saved, parts)
+
+
+async def test_a_part_that_cannot_be_read_names_the_checkpoint_and_the_way_out(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    parts = {"counters": JsonPart(lambda: {"step": 1}, lambda state: state["no such key"])}
+    saved = [await checkpointer.save(step, parts, {}, {}) for step in (10, 20)]
+    with pytest.raises(FatalError, match=r"step_20 cannot be restored, part 'counters': KeyError.* from step 10"):
+        await checkpointer.restore(saved[1], parts)
+    (saved[0].path / "counters" / "state.json").write_bytes(b"\0garbage")
+    with pytest.raises(FatalError, match=r"step_10 cannot be restored, .*--resume never"):
+        await checkpointer.restore(saved[0], parts)
+
+
+@pytest.mark.parametrize("text", ["[]", "null", '{"files": []}', "{", ""])
+async def test_a_damaged_manifest_is_no_checkpoint_and_is_told(tmp_path: Path, text: str) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    for step in (10, 20):
+        await checkpointer.save(step, {"policy": SavedText("w")}, {}, {})
+    (tmp_path / "step_20" / "manifest.json").write_text(text)
+    latest = checkpointer.latest()
+    assert latest is not None
+    assert latest.step == 10
+    assert [each.step for each in incomplete_checkpoints(tmp_path)] == [20]
+
+
+async def test_a_damaged_info_costs_a_checkpoint_its_metric_only(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path, top_k=1)
+    saved = await checkpointer.save(10, {"policy": SavedText("w")}, {}, {"val:accuracy": 0.5})
+    size = (saved.path / "training_info.json").stat().st_size
+    (saved.path / "training_info.json").write_text("{}".ljust(size))
+    await checkpointer.save(20, {"policy": SavedText("w")}, {}, {"val:accuracy": 0.1})
+    assert complete_checkpoints(tmp_path)[-1].step == 20
+
+
+def test_a_mean_over_nothing_is_no_misspelt_metric() -> None:
+    assert checkpoint_metrics("train:reward", {"loss": 0.0, "num_valid_rollouts": 4.0}, {}) == {}
+    assert checkpoint_metrics("train:loss", {"num_valid_rollouts": 0.0}, {}) == {}
+    assert checkpoint_metrics("val:env/solved", {}, {"accuracy": 0.0}) == {}
+    with pytest.raises(ConfigError, match="did you mean val:accuracy?"):
+        checkpoint_metrics("val:acuracy", {}, {"accuracy": 0.0})

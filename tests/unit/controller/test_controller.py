@@ -73,6 +73,7 @@ def build(
     environment: EchoEnvironment | None = None,
     needs: frozenset[Need] = frozenset(),
     max_inflight: int = 8,
+    metric_name: str | None = None,
     **grpo: Any,
 ) -> World:
     clock = clock or FakeClock()
@@ -93,7 +94,7 @@ def build(
     pump = RolloutPump(buffer, source, training, 3, generating)
     sync_ = cast(Any, sync)
     step_parts = StepParts(buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, generating, Activity(clock))
-    checkpointing = CheckpointingConfig(save_period=2, metric_name=None)
+    checkpointing = CheckpointingConfig(save_period=2, metric_name=metric_name)
     checkpointer = Checkpointer(folder, checkpointing, "")
     parts = ControllerParts(
         policy=policy,
@@ -308,6 +309,13 @@ async def test_a_training_that_skips_a_version_is_fatal(tmp_path: Path) -> None:
     world.policy.version = 5
     with pytest.raises(FatalError, match="made version 6 out of 0"):
         await world.run()
+
+
+async def test_a_misspelt_training_metric_ends_the_run_after_its_first_step(tmp_path: Path) -> None:
+    world = build(tmp_path, metric_name="train:rewards")
+    with pytest.raises(ConfigError, match="train:rewards is not among the metrics: .*did you mean train:reward"):
+        await world.run()
+    assert world.controller.step == 1
 
 
 async def test_a_checkpoint_that_disagrees_with_itself_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
@@ -11,6 +12,18 @@ from rl.generation.config import VllmGenerationConfig
 from rl.rollout.sampler import build_sampler
 
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
+# Names of validation metrics; beside them env/<the environment's own>.
+VALIDATION_METRICS = (
+    "accuracy",
+    "num_samples",
+    "num_failed",
+    "pass_at_k",
+    "avg_length",
+    "truncation_rate",
+    "num_dropped_prompts",
+    "num_skipped_prompts",
+    "num_faulty_prompts",
+)
 
 
 def _validation_switches(config: MasterConfig) -> list[tuple[str, bool | int]]:
@@ -61,8 +74,10 @@ def validation_has_prompts(config: MasterConfig) -> Iterator[Conflict]:
         names = [name for name, _ in switches]
         shown = ", ".join(f"{name}={str(value).lower()}" for name, value in switches)
         fix = "set data.validation.kind and its keys, or turn validation off: "
-        off = " ".join(f"{name}={'0' if name.endswith('period') else 'false'}" for name in names)
-        yield Conflict(("data.validation", *names), f"{shown} needs data.validation, got null", fix + off)
+        off = [f"{name}={'0' if name.endswith('period') else 'false'}" for name in names]
+        if _keeps_by_validation(config):
+            off.append("checkpointing.metric_name=null")
+        yield Conflict(("data.validation", *names), f"{shown} needs data.validation, got null", fix + " ".join(off))
 
 
 def greedy_validation_samples_once(config: MasterConfig) -> Iterator[Conflict]:
@@ -84,11 +99,29 @@ def metric_name_has_a_prefix(config: MasterConfig) -> Iterator[Conflict]:
         )
 
 
+def metric_name_is_known(config: MasterConfig) -> Iterator[Conflict]:
+    """The names of validation metrics are known before the run; those of training after its first step."""
+    name, key = config.checkpointing.metric_name or "", "checkpointing.metric_name"
+    kind, _, metric = name.partition(":")
+    if kind != "val" or not metric or metric.startswith("env/") or not config.checkpointing.enabled:
+        return
+    known = [each for each in VALIDATION_METRICS if each != "pass_at_k" or config.grpo.val_num_generations > 1]
+    if metric not in known:
+        close = get_close_matches(metric, known, n=1)
+        more = " (pass_at_k needs grpo.val_num_generations > 1)" if metric == "pass_at_k" else ""
+        problem = f"{key}={name} is not among the validation metrics {', '.join(known)}, env/<name>{more}"
+        yield Conflict((key,), problem, f"set {key}=val:{close[0] if close else 'accuracy'}")
+
+
+def _keeps_by_validation(config: MasterConfig) -> bool:
+    saving = config.checkpointing
+    return saving.enabled and saving.keep_top_k is not None and (saving.metric_name or "").startswith("val:")
+
+
 def best_checkpoint_has_a_metric(config: MasterConfig) -> Iterator[Conflict]:
     """Keeping the best by a validation metric needs validation."""
     saving, key = config.checkpointing, "checkpointing.metric_name"
-    by_validation = saving.enabled and saving.keep_top_k is not None and (saving.metric_name or "").startswith("val:")
-    if by_validation and not _validation_switches(config):
+    if _keeps_by_validation(config) and not _validation_switches(config):
         pair = f"{key}={saving.metric_name} with checkpointing.keep_top_k={saving.keep_top_k}"
         problem = f"{pair} needs validation, but grpo.val_period=0"
         fix = f"set {key}=null (keep the newest) or {key}=train:reward, or grpo.val_period=10"
@@ -203,6 +236,7 @@ RUN_CHECKS: list[Check] = [
     validation_has_prompts,
     greedy_validation_samples_once,
     metric_name_has_a_prefix,
+    metric_name_is_known,
     best_checkpoint_has_a_metric,
     environment_exists,
     reasoning_gym_scores_its_own,

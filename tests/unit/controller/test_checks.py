@@ -121,7 +121,8 @@ CONFLICTS = [
     (
         "validation_has_prompts",
         ["data.validation=null"],
-        "turn validation off: grpo.val_period=0 grpo.val_at_start=false grpo.val_at_end=false",
+        "turn validation off: grpo.val_period=0 grpo.val_at_start=false grpo.val_at_end=false "
+        "checkpointing.metric_name=null",
     ),
     ("greedy_validation_samples_once", ["grpo.val_num_generations=4"], "val_num_generations=4 has no effect"),
     ("greedy_validation_samples_once", ["grpo.val_top_p=0.9"], "val_top_p=0.9 has no effect"),
@@ -129,6 +130,13 @@ CONFLICTS = [
         "metric_name_has_a_prefix",
         ["checkpointing.metric_name=accuracy"],
         "is not of the form val:<name> or train:<name>",
+    ),
+    ("metric_name_is_known", ["checkpointing.metric_name=val:acuracy"], "set checkpointing.metric_name=val:accuracy"),
+    ("metric_name_is_known", ["checkpointing.metric_name=val:nope"], "val:nope is not among the validation metrics"),
+    (
+        "metric_name_is_known",
+        ["checkpointing.metric_name=val:pass_at_k"],
+        "pass_at_k needs grpo.val_num_generations > 1",
     ),
     ("best_checkpoint_has_a_metric", NO_VALIDATION, "needs validation, but grpo.val_period=0"),
     ("environment_exists", ["data.env_name=maths"], "data.env_name=maths is not among the environments of env: math"),
@@ -207,6 +215,8 @@ def test_every_check_has_a_conflict_above() -> None:
         ["policy.scheduler.name=linear", "policy.scheduler.decay_steps=10", "policy.scheduler.warmup_steps=3"],
         [*NO_VALIDATION, "data.validation=null", "checkpointing.metric_name=null"],
         [*NO_VALIDATION, "checkpointing.metric_name=train:reward"],
+        ["checkpointing.metric_name=val:env/solved"],
+        ["checkpointing.metric_name=val:nope", "checkpointing.enabled=false"],
         [*NO_VALIDATION, "checkpointing.enabled=false"],
         ["grpo.val_temperature=1", "grpo.val_num_generations=4", "grpo.val_top_p=0.9", "grpo.val_top_k=5"],
         ["cluster.kind=local", "policy.generation.backend=hf"],

@@ -1,8 +1,11 @@
 """Tells why rollouts got no reward: each distinct reason once as a warning, every case in the log."""
 
 import logging
+import re
 
 _log = logging.getLogger(__name__)
+# "ValueError: its own text (at file:line in function)", as scoring processes describe an exception.
+_EXCEPTION = re.compile(r"(?P<type>[\w.]+): .*(?P<place>\(at [^()]+:\d+ in [^()]+\))", re.DOTALL)
 REASONS_TOLD = 20
 
 
@@ -19,9 +22,10 @@ class Unscored:
             environment: Its name.
             rollout: What was to be scored.
             detail: "subject: reason" of the environment, where the subject names function, prompt and sample. Two
-                details with the same reason are told once.
+                details with the same reason are told once; exceptions of one type and place are one reason, whatever
+                their text says about the sample.
         """
-        reason = detail.partition(": ")[2] or detail
+        reason = _kind_of(detail.partition(": ")[2] or detail)
         is_new = reason not in self._told and len(self._told) < REASONS_TOLD
         if is_new:
             self._told.add(reason)
@@ -29,3 +33,8 @@ class Unscored:
         _log.log(level, "environment %s gave no reward for %s: %s", environment, rollout, detail or "no reason given")
         if is_new and len(self._told) == REASONS_TOLD:
             _log.warning("%d different reasons for missing rewards were shown; more are in run.log", REASONS_TOLD)
+
+
+def _kind_of(reason: str) -> str:
+    found = _EXCEPTION.fullmatch(reason)
+    return reason if found is None else f"{found['type']} {found['place']}"

@@ -53,3 +53,18 @@ def test_only_so_many_reasons_are_shown(caplog: pytest.LogCaptureFixture) -> Non
     assert levels(caplog).count("WARNING") == REASONS_TOLD + 1
     assert "more are in run.log" in caplog.text
     assert levels(caplog).count("INFO") == 5
+
+
+def test_exceptions_of_one_type_and_place_are_one_reason_whatever_they_say(caplog: pytest.LogCaptureFixture) -> None:
+    unscored = Unscored()
+
+    def tell(number: int, kind: str, line: int) -> None:
+        error = f"{kind}: bad answer {number}: x (at /a/mine.py:{line} in score)"
+        unscored.tell("math", f"rollout {number}/0", f"mine:score, prompt p{number}, sample 0: {error}")
+
+    with caplog.at_level(logging.INFO):
+        for number in range(5):
+            tell(number, "ValueError", line=12)
+        tell(6, "ValueError", line=20)
+        tell(7, "KeyError", line=20)
+    assert levels(caplog) == ["WARNING", *["INFO"] * 4, "WARNING", "WARNING"]

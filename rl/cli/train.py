@@ -1,6 +1,6 @@
 """`tandem train`: load and check a configuration, then run it, or with --dry-run say whether it could run."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Protocol, cast
 
@@ -8,7 +8,7 @@ import typer
 
 from rl.cli.console import EXIT_INTERRUPTED, clean_errors, show
 from rl.controller.config import MasterConfig
-from rl.controller.dry_run import dry_run
+from rl.controller.dry_run import Finding, dry_run
 from rl.controller.load import load_config
 from rl.controller.options import RunOptions
 from rl.core.config_file import ConfigTree, unknown_keys
@@ -21,9 +21,10 @@ _RUN = "rl.controller.run:run_training"
 
 
 class _Report(Protocol):
-    """The part of a run's report that decides the exit code."""
+    """The part of a run's report that the command line tells."""
 
     interrupted: bool
+    note: str
 
 
 _RunTraining = Callable[[MasterConfig, ConfigTree, RunOptions], _Report]
@@ -58,11 +59,18 @@ def train_command(
         for key, source in unknown_keys(tree, master):
             show(f"ignored unknown key {key} ({source})", "yellow", to_stderr=True)
         options = RunOptions(resume=_resume(resume), config_name=config_name(path))
+        findings = dry_run(master, options.config_name, options.resume)
         if is_dry_run:
-            _show_dry_run(master, options.config_name)
+            _show(findings)
+        _refuse(findings, "the dry run found problems" if is_dry_run else "the run cannot begin")
+        if is_dry_run:
+            show(f"ok    {options.config_name} can run")
             return
         run_training = cast(_RunTraining, import_object(_RUN))
-        if run_training(master, tree, options).interrupted:
+        report = run_training(master, tree, options)
+        if report.note:
+            show(report.note)
+        if report.interrupted:
             raise typer.Exit(EXIT_INTERRUPTED)
 
 
@@ -74,17 +82,19 @@ def _resume(value: str) -> str:
     return value
 
 
-def _show_dry_run(config: MasterConfig, name: str) -> None:
-    """Print what was checked.
+def _show(findings: Sequence[Finding]) -> None:
+    """Print what is as it should be."""
+    for finding in findings:
+        if finding.problem is None:
+            show(f"ok    {finding.name}: {finding.note}")
+
+
+def _refuse(findings: Sequence[Finding], title: str) -> None:
+    """Raise what is not as it should be.
 
     Raises:
         ConfigError: with everything that failed.
     """
-    findings = dry_run(config, name)
-    for finding in findings:
-        if finding.problem is None:
-            show(f"ok    {finding.name}: {finding.note}")
     problems = [f"{finding.name}: {finding.problem}" for finding in findings if finding.problem is not None]
     if problems:
-        raise ConfigError("\n  ".join(["the dry run found problems", *problems]) if len(problems) > 1 else problems[0])
-    show(f"ok    {name} can run")
+        raise ConfigError("\n  ".join([title, *problems]) if len(problems) > 1 else problems[0])

@@ -1,5 +1,7 @@
 """Validate whatever needs no hardware: datasets, model files, reward functions, loggers, the run folder and its disk.
 
+`tandem train` does so before every run: what is wrong is told within a second or two, and no run folder is made.
+
 It imports no torch, ray, vllm or transformers, runs none of the user's code, starts nothing, and leaves nothing behind.
 The configuration itself has been validated before (`rl.controller.load`).
 
@@ -14,9 +16,19 @@ from pathlib import Path
 
 from rl.controller.config import MasterConfig
 from rl.controller.disk import check_disk, needed_bytes
+from rl.controller.model_check import check_model_folder
+from rl.controller.resume import check_resume
 from rl.core.errors import ConfigError, FatalError
 from rl.data.datasets import check_dataset
-from rl.data.model_source import FolderSource, HubSource, PackageSource, check_model, parse_model_name
+from rl.data.model_source import (
+    FolderSource,
+    HubSource,
+    PackageSource,
+    check_model,
+    converted_folder,
+    default_cache_dir,
+    parse_model_name,
+)
 from rl.environments.registry import check_environments
 from rl.telemetry.logger import check_logger
 
@@ -32,12 +44,13 @@ class Finding:
     problem: str | None = None
 
 
-def dry_run(config: MasterConfig, config_name: str) -> list[Finding]:
+def dry_run(config: MasterConfig, config_name: str, resume: str = "auto") -> list[Finding]:
     """Run every check, also after one has failed.
 
     Args:
         config: a validated configuration.
         config_name: name of its file, for the default log_dir.
+        resume: as in `RunOptions`.
     """
     checks: list[tuple[str, Callable[[], str]]] = [
         ("model", lambda: _model(config)),
@@ -48,6 +61,8 @@ def dry_run(config: MasterConfig, config_name: str) -> list[Finding]:
         ("run folder", lambda: _run_folder(config, config_name)),
         ("disk", lambda: _disk(config, config_name)),
     ]
+    if resume not in ("auto", "never"):
+        checks.append(("resume", lambda: check_resume(config, Path(resume))))
     return [_finding(name, check) for name, check in checks]
 
 
@@ -69,6 +84,9 @@ def _model(config: MasterConfig) -> str:
         names.append(config.policy.tokenizer.name)
     for name in names:
         check_model(name)
+    folder = _model_folder(config.policy.model_name)
+    if folder is not None:
+        check_model_folder(config, folder)
     on_hub = [name for name in names if _local_model(name) is None]
     return " and ".join(names) + (f"; not looked up on the hub: {', '.join(on_hub)}" if on_hub else "")
 
@@ -121,6 +139,15 @@ def _existing(folder: Path) -> Path:
     while not folder.exists():
         folder = folder.parent
     return folder
+
+
+def _model_folder(name: str) -> Path | None:
+    """Return the model's Hugging Face folder as far as it is on this machine, that of a converted GGUF file too."""
+    local = _local_model(name)
+    if local is None or local.is_dir():
+        return local
+    converted = converted_folder(local, default_cache_dir())
+    return converted if converted.is_dir() else None
 
 
 def _local_model(name: str) -> Path | None:

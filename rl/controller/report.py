@@ -12,8 +12,10 @@ class RunReport:
         run_folder: Where its files are.
         steps: Steps done over the whole run.
         interrupted: Whether a signal ended it; the command line exits with status 130 then.
+        note: What the user should be told; empty when the console has told everything.
     """
 
     run_folder: Path
     steps: int
     interrupted: bool
+    note: str = ""

@@ -15,7 +15,13 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.controller.checkpoint import Checkpoint, Checkpointer, resume_obstacle
+from rl.controller.checkpoint import (
+    Checkpoint,
+    Checkpointer,
+    find_checkpoint,
+    incomplete_checkpoints,
+    resume_obstacle,
+)
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller
 from rl.controller.dry_run import log_dir
@@ -23,6 +29,7 @@ from rl.controller.interrupts import Interrupts
 from rl.controller.options import RunOptions
 from rl.controller.phases import Phases
 from rl.controller.report import RunReport
+from rl.controller.resume import has_nothing_left
 from rl.controller.run_folder import RunFolder, RunState, open_run_folder
 from rl.controller.run_reporter import RunReporter
 from rl.controller.setup import RunContext, build_controller
@@ -30,7 +37,7 @@ from rl.controller.stop import StopSignal
 from rl.core.clock import Clock, SystemClock
 from rl.core.config_tree import ConfigTree
 from rl.core.config_view import to_yaml
-from rl.core.errors import FatalError, RLError
+from rl.core.errors import ConfigError, FatalError, RLError
 from rl.core.fingerprint import semantic_fingerprint
 from rl.core.resources import RunResources
 from rl.telemetry.console import Console
@@ -66,34 +73,52 @@ def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) ->
         options: Of the command line.
 
     Raises:
+        ConfigError: the run could not begin.
         RLError: the run failed; the files of the run stay as they are.
     """
     notes: list[str] = []
-    clock = SystemClock()
-    fingerprint = semantic_fingerprint(config)
     # Absolute, because workers may stand in another folder.
     place = log_dir(config, options.config_name).absolute()
     with ExitStack() as stack:
-        folder = open_run_folder(place, options.resume, fingerprint, notes.append, resume_obstacle)
+        folder = open_run_folder(place, options.resume, semantic_fingerprint(config), notes.append, resume_obstacle)
         stack.callback(folder.release)
-        checkpointer = Checkpointer(folder.checkpoints, config.checkpointing, to_yaml(config, tree))
-        checkpoint = checkpointer.find(folder.checkpoint)
-        # A finished run that is extended is unfinished from here on.
-        folder.write_status(RunState.UNFINISHED, fingerprint)
-        (folder.path / "config.yaml").write_text(to_yaml(config, tree), encoding="utf-8")
-        console = Console(config.logger.console, config.grpo.max_num_steps, folder.path / "run.log", clock)
-        stack.callback(console.close)
+        checkpoint = find_checkpoint(folder.checkpoints, folder.checkpoint)
         done = 0 if checkpoint is None else checkpoint.step
-        settings = config.model_dump(mode="json")
-        logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=None if folder.is_new else done)
-        stack.callback(_without_masking, "the loggers", logger.close)
-        resources = RunResources.create()
-        stack.callback(_without_masking, "the run's cleaner", resources.close)
-        session = _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
-        console.resumed_at(done)
-        for note in [*notes, f"run folder {folder.path}", *_checkpoint_note(checkpoint)]:
-            console.note(note)
+        if has_nothing_left(config, folder.path, checkpoint):
+            note = f"{folder.path} is finished: it has all the {done} steps asked for; nothing was done"
+            return RunReport(folder.path, done, interrupted=False, note=note)
+        try:
+            session = _open_session(config, tree, folder, checkpoint, stack)
+        except OSError as error:
+            raise ConfigError(f"cannot write into the run folder {folder.path}: {error}") from error
+        session.console.resumed_at(done)
+        for note in [*notes, f"run folder {folder.path}", *_checkpoint_notes(folder, checkpoint)]:
+            session.console.note(note)
         return _run(session)
+
+
+def _open_session(
+    config: MasterConfig, tree: ConfigTree, folder: RunFolder, checkpoint: Checkpoint | None, stack: ExitStack
+) -> _Session:
+    """Open what is open during a run; the stack closes it.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    clock, fingerprint = SystemClock(), semantic_fingerprint(config)
+    checkpointer = Checkpointer(folder.checkpoints, config.checkpointing, to_yaml(config, tree))
+    # A finished run that is extended is unfinished from here on.
+    folder.write_status(RunState.UNFINISHED, fingerprint)
+    (folder.path / "config.yaml").write_text(to_yaml(config, tree), encoding="utf-8")
+    console = Console(config.logger.console, config.grpo.max_num_steps, folder.path / "run.log", clock)
+    stack.callback(console.close)
+    done = 0 if checkpoint is None else checkpoint.step
+    settings = config.model_dump(mode="json")
+    logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=None if folder.is_new else done)
+    stack.callback(_without_masking, "the loggers", logger.close)
+    resources = RunResources.create()
+    stack.callback(_without_masking, "the run's cleaner", resources.close)
+    return _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
 
 
 def _run(session: _Session) -> RunReport:
@@ -149,7 +174,8 @@ async def _train(session: _Session) -> RunReport:
         except (asyncio.CancelledError, RLError) as error:
             if not stop.requested:
                 raise
-            console.note(f"stopped: {type(error).__name__} {error}".rstrip())
+            if not isinstance(error, asyncio.CancelledError):
+                console.note(f"stopped: {error}")
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None:
                 task.uncancel()
@@ -202,5 +228,8 @@ async def _close(stack: AsyncExitStack) -> None:
         _log.warning("a part of the run did not close cleanly: %s: %s", type(error).__name__, error, exc_info=True)
 
 
-def _checkpoint_note(checkpoint: Checkpoint | None) -> list[str]:
-    return [] if checkpoint is None else [f"restoring the checkpoint of step {checkpoint.step}"]
+def _checkpoint_notes(folder: RunFolder, checkpoint: Checkpoint | None) -> list[str]:
+    done = 0 if checkpoint is None else checkpoint.step
+    broken = [each.path for each in incomplete_checkpoints(folder.checkpoints) if each.step > done]
+    notes = [f"{path} is not a complete checkpoint and is left out" for path in broken]
+    return notes if checkpoint is None else [*notes, f"restoring the checkpoint of step {checkpoint.step}"]

@@ -22,6 +22,7 @@ _NAME = re.compile(r"^exp_(\d{3,})$")
 _STATUS = "status.json"
 _LOCK = "run.lock"
 CHECKPOINTS = "checkpoints"
+_CHOICES = ("auto", "never")
 Say = Callable[[str], None]
 Obstacle = Callable[[Path], str | None]
 
@@ -85,9 +86,41 @@ def open_run_folder(log_dir: Path, resume: str, fingerprint: str, say: Say, obst
         obstacle: Says why nothing can go on from a folder of checkpoints, or None; "auto" leaves such runs alone.
 
     Raises:
-        ConfigError: the given folder does not exist, is in use, or belongs to another configuration.
+        ConfigError: the given folder does not exist, is in use, or belongs to another configuration; or the disk
+            refuses.
     """
-    if resume not in ("auto", "never"):
+    try:
+        return _open(log_dir, resume, fingerprint, say, obstacle)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot use {log_dir if resume in _CHOICES else resume} for runs: {error}; set logger.log_dir to another "
+            "place"
+        ) from error
+
+
+def given_run(given: Path, fingerprint: str) -> tuple[Path, Path | None]:
+    """Return the run folder that --resume PATH means, and the checkpoint of it if PATH is one. Changes nothing.
+
+    Raises:
+        ConfigError: it is no run folder, or belongs to another configuration.
+    """
+    is_checkpoint = given.parent.name == CHECKPOINTS
+    path = given.parent.parent if is_checkpoint else given
+    status = read_status(path)
+    if status is None:
+        raise ConfigError(
+            f"--resume {path}: not a run folder (no {_STATUS}); give a folder such as results/my_run/exp_001"
+        )
+    if status.fingerprint != fingerprint:
+        raise ConfigError(
+            f"--resume {path}: that run has another semantic configuration; compare its config.yaml with yours, or "
+            "start a new run with --resume never"
+        )
+    return path, given if is_checkpoint else None
+
+
+def _open(log_dir: Path, resume: str, fingerprint: str, say: Say, obstacle: Obstacle) -> RunFolder:
+    if resume not in _CHOICES:
         return _open_given(Path(resume), fingerprint, say)
     log_dir.mkdir(parents=True, exist_ok=True)
     if resume == "auto":
@@ -105,28 +138,17 @@ def read_status(path: Path) -> RunStatus | None:
     try:
         values: dict[str, Any] = json.loads((path / _STATUS).read_text(encoding="utf-8"))
         return RunStatus(RunState(values["state"]), str(values["fingerprint"]))
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def _open_given(given: Path, fingerprint: str, say: Say) -> RunFolder:
-    is_checkpoint = given.parent.name == CHECKPOINTS
-    path = given.parent.parent if is_checkpoint else given
-    status = read_status(path)
-    if status is None:
-        raise ConfigError(
-            f"--resume {path}: not a run folder (no {_STATUS}); give a folder such as results/my_run/exp_001"
-        )
-    if status.fingerprint != fingerprint:
-        raise ConfigError(
-            f"--resume {path}: that run has another semantic configuration; compare its config.yaml with yours, or "
-            "start a new run with --resume never"
-        )
+    path, checkpoint = given_run(given, fingerprint)
     folder = _take(path)
     if folder is None:
         raise ConfigError(f"--resume {path}: the run is in use by process {_owner(path)}")
     say(f"going on in {path}")
-    folder.checkpoint = given if is_checkpoint else None
+    folder.checkpoint = checkpoint
     return folder
 
 

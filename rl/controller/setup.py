@@ -21,6 +21,7 @@ from rl.controller.checkpoint import Checkpointer
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller, ControllerParts
 from rl.controller.disk import check_disk
+from rl.controller.model_check import check_model_folder
 from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
@@ -142,9 +143,14 @@ def build_rows(config: MasterConfig) -> tuple[Sequence[Row], Sequence[Row]]:
 
 
 def build_model(config: MasterConfig, context: RunContext) -> _Model:
-    """Find the model's files, fetch them when needed, and load the tokenizer."""
+    """Find the model's files, fetch them when needed, and load the tokenizer.
+
+    Raises:
+        ConfigError: there is no such model, it is damaged, or it does not suit the configuration.
+    """
     policy = config.policy
     path = resolve_model(policy.model_name, progress=context.reporter.note)
+    check_model_folder(config, path)
     check_disk(config, path, context.checkpointer.folder)
     name = policy.tokenizer.name
     tokenizer_path = None if name is None else resolve_model(name, progress=context.reporter.note)
@@ -157,12 +163,20 @@ def build_model(config: MasterConfig, context: RunContext) -> _Model:
 def build_prompts(
     config: MasterConfig, model: _Model, rows: Sequence[Row], held_out: Sequence[Row]
 ) -> tuple[PromptSource, HeldOut]:
-    """The endless stream of training prompts, and the fixed list of validation prompts."""
+    """The endless stream of training prompts, and the fixed list of validation prompts.
+
+    Raises:
+        ConfigError: one of the two has no usable prompt.
+    """
     source = PromptSource(rows, model.tokenizer, prompt_settings(config, shuffle=config.data.shuffle))
-    if not held_out:
-        return source, HeldOut([], Skipped())
-    validation = PromptSource(held_out, model.tokenizer, prompt_settings(config, shuffle=False))
-    return source, validation.held_out(config.grpo.max_val_samples)
+    try:
+        source.held_out(1)  # found out now rather than by the first step
+        if not held_out:
+            return source, HeldOut([], Skipped())
+        validation = PromptSource(held_out, model.tokenizer, prompt_settings(config, shuffle=False))
+        return source, validation.held_out(config.grpo.max_val_samples)
+    except DataError as error:
+        raise ConfigError(str(error)) from error
 
 
 def prompt_settings(config: MasterConfig, shuffle: bool) -> PromptSettings:

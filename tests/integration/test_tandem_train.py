@@ -51,10 +51,12 @@ def test_a_reward_function_of_the_users_folder_scores_a_run(folder: Path) -> Non
     assert 0.25 <= reward < 0.4
 
 
-def test_a_broken_model_is_a_failure_with_1(folder: Path) -> None:
+def test_a_damaged_model_is_refused_with_2_before_anything_starts(folder: Path) -> None:
     (folder / "tiny" / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
     result = run_tandem([*TINY, "checkpointing.enabled=false"], folder)
-    assert result.exit_code == 1, result.stderr
+    assert result.exit_code == 2, result.stderr
+    assert "model.safetensors is damaged" in result.stderr
+    assert not (folder / "results").exists()
 
 
 def test_ctrl_c_ends_with_130(folder: Path) -> None:

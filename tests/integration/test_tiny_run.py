@@ -95,6 +95,31 @@ def test_a_finished_run_started_again_starts_a_new_one_and_says_so(
     assert "is finished; starting a new run" in capsys.readouterr().out
 
 
+def test_a_finished_run_with_nothing_left_is_left_as_it_is(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path)
+    run.run()
+    folder = run.log_dir / "exp_001"
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "run.lock"}
+    report = run.run(resume=str(folder))
+    assert (report.steps, report.interrupted) == (3, False)
+    assert "it has all the 3 steps asked for; nothing was done" in report.note
+    with pytest.raises(ConfigError, match="this run already has 3 steps, 2 were asked for"):
+        run.run(["grpo.max_num_steps=2"], resume=str(folder))
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name != "run.lock"} == before
+
+
+def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path)
+    run.run()
+    folder = run.log_dir / "exp_001"
+    weights = next((folder / "checkpoints" / "step_3" / "policy").rglob("*.safetensors"))
+    weights.write_bytes(b"\xff" * weights.stat().st_size)
+    with pytest.raises(
+        FatalError, match=r"step_3 cannot be restored, part 'policy': .*move it away to go on from step"
+    ):
+        run.run(["grpo.max_num_steps=4"], resume=str(folder))
+
+
 def test_a_finished_run_that_is_extended_is_unfinished_until_it_ends(tmp_path: Path) -> None:
     run = make_tiny_run(tmp_path, reward=SLOW)
     run.run(["grpo.max_num_steps=1"])

@@ -77,3 +77,28 @@ def test_unknown_keys_can_be_ignored_and_are_listed(tmp_path: Path) -> None:
     result = run_tandem(["train", "--dry-run", "--allow-unknown-keys", "grpo.sed=1"], tmp_path)
     assert result.exit_code == 0, result.stderr
     assert "ignored unknown key grpo.sed (command line)" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["policy.model_name=./nowhere"], "policy.model_name=./nowhere"),
+        (["data.train={_override_: true, kind: jsonl, path: no.jsonl}"], "no.jsonl does not exist"),
+        (["env.math={_override_: true, kind: function, target: 'my_rewards:score'}"], "no module 'my_rewards'"),
+        (["logger.log_dir=model/config.json/runs"], "cannot write to"),
+        (["policy.max_total_sequence_length=100000000"], "exceeds the model's context"),
+        (["--resume", "."], "not a run folder"),
+    ],
+)
+def test_a_run_that_cannot_begin_is_refused_at_once_and_leaves_nothing(
+    tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"max_position_embeddings": 2048}')
+    model = [] if arguments[0].startswith("policy.model_name") else ["policy.model_name=model"]
+    result = quickest_tandem(["train", *model, *arguments], tmp_path, QUICK_S)
+    assert result.exit_code == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert result.seconds < QUICK_S
+    assert os.listdir(tmp_path) == ["model"]

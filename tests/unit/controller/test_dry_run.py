@@ -57,3 +57,15 @@ def test_a_model_on_the_hub_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.delenv("TRANSFORMERS_OFFLINE", raising=False)
     assert _problems("policy.model_name=Qwen/Qwen2.5-1.5B-Instruct") == {}
+
+
+def test_a_context_beyond_the_models_is_found_in_its_files(folder: Path) -> None:
+    (folder / "config.json").write_text('{"max_position_embeddings": 32}')
+    problems = _problems(f"policy.model_name={folder}", "policy.max_total_sequence_length=64")
+    assert "exceeds the model's context of 32 tokens" in problems["model"]
+
+
+def test_a_target_of_resume_that_is_no_run_is_found(folder: Path) -> None:
+    config, _ = load_config(find_config("grpo_smollm2_cpu"), [])
+    findings = {finding.name: finding.problem for finding in dry_run(config, "x", resume=str(folder))}
+    assert "not a run folder" in str(findings["resume"])

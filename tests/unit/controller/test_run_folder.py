@@ -157,3 +157,15 @@ def test_the_status_survives_only_as_a_whole(tmp_path: Path) -> None:
     assert json.loads((folder.path / "status.json").read_text())["state"] == "finished"
     assert [path.name for path in folder.path.iterdir() if "tmp" in path.name] == []
     folder.release()
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot use .*file/runs for runs: .*set logger.log_dir to another place"):
+        open_quietly(tmp_path / "file" / "runs")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "3"])
+def test_a_status_that_is_no_object_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert read_status(tmp_path) is None

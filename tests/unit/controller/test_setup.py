@@ -10,12 +10,17 @@ from rl.controller.config import MasterConfig
 from rl.controller.load import load_config
 from rl.controller.rollout_factory import RolloutFactory
 from rl.controller.setup import (
+    _Model,
     build_algorithm,
     build_buffer,
+    build_prompts,
     build_rows,
     prompt_settings,
 )
 from rl.core.errors import ConfigError
+from rl.core.types import Message
+from rl.data.chat import PromptTokenizer
+from rl.data.columns import Row
 from tests.support.tiny_run import make_tiny_run
 
 
@@ -79,3 +84,13 @@ def test_a_faulty_row_found_before_the_run_is_an_error_of_the_configuration(tmp_
     (tmp_path / "train.jsonl").write_text('{"prompt": "", "answer": "x"}\n')
     with pytest.raises(ConfigError, match=r"train\.jsonl:1: the prompt is empty"):
         build_rows(config)
+
+
+def test_no_usable_prompt_is_an_error_of_the_configuration_before_the_run(tmp_path: Path) -> None:
+    config = load(tmp_path)
+    rows = [Row("broken", (Message("text", "half \ud83d"),), {})]
+    tokenizer = PromptTokenizer(tmp_path / "model", config.policy.tokenizer, config.data, trust_remote_code=False)
+    good = [Row("good", (Message("text", "a"),), {})]
+    for train, held_out in ((rows, good), (good, rows)):
+        with pytest.raises(ConfigError, match="none of the 1 rows gives a prompt"):
+            build_prompts(config, _Model(tmp_path / "model", tokenizer), train, held_out)

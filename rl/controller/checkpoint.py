@@ -275,8 +275,8 @@ def has_optimizer_state(checkpoint: Checkpoint) -> bool:
 
 def _no_optimizer(checkpoint: Checkpoint) -> str:
     return (
-        f"{checkpoint.path} has no optimizer state (checkpointing.save_optimizer=false), so training cannot go on where "
-        "it was"
+        f"{checkpoint.path} has no optimizer state (checkpointing.save_optimizer=false), so training cannot go on "
+        "where it was"
     )
 
 

@@ -150,7 +150,7 @@ def test_every_value_has_a_source(folder: Path) -> None:
         ),
         ("grp:\n  seed: 1\n", "x.yaml:2: unknown key grp; did you mean grpo?"),
         ("grpo:\n  zzz: 1\n", "unknown key grpo.zzz; keys here: "),
-        ("grpo:\n  seed: eight\n", "x.yaml:3: grpo.seed=eight: must be int >= 0 (Seed of"),
+        ("grpo:\n  seed: eight\n", "x.yaml:3: grpo.seed=eight: must be int >= 0 and <= 4294967295 (Seed of"),
         ('grpo:\n  seed: "8"\n', 'x.yaml:3: grpo.seed="8": must be int >= 0'),
         ("grpo:\n  val_at_start: 1\n", "grpo.val_at_start=1: must be true or false"),
         ("grpo:\n  seed: true\n", "grpo.seed=true: must be int >= 0"),

@@ -6,8 +6,6 @@ produces fluent text. One engine serves all tests of a kind of model.
 
 import asyncio
 import secrets
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ import pytest
 
 from rl.core.clock import SystemClock
 from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
+from rl.core.resources import RunResources
 from rl.core.types import Completion, FinishReason, VersionSpan
 from rl.data.pretrained import resolve_model
 from rl.generation.config import VllmGenerationConfig
@@ -47,7 +46,9 @@ class Engine:
     """An engine, its trainer, and the refit between them."""
 
     def __init__(self, folder: Path, tied: bool, bucket_mib: float, **settings: Any) -> None:
-        self.tag = f"tdm-test-{secrets.token_hex(4)}"
+        # With its reaper, so that a test run that is killed leaves no shared memory.
+        self.run = RunResources.create()
+        self.tag = self.run.tag
         self.tied = tied
         self.generator = start(folder, self.tag, **settings)
         self.trainer = TrainerModel(folder)
@@ -89,9 +90,11 @@ class Engine:
         await self.generator.resume()
 
     def close(self) -> None:
-        asyncio.run(self.sync.close())
-        asyncio.run(self.generator.close())
-        shutil.rmtree(Path(tempfile.gettempdir()) / self.tag, ignore_errors=True)
+        try:
+            asyncio.run(self.sync.close())
+            asyncio.run(self.generator.close())
+        finally:
+            self.run.close()
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -240,14 +243,13 @@ async def test_the_context_bounds_prompt_and_completion(engine: Engine) -> None:
 
 
 def test_an_engine_that_does_not_start_says_why_in_its_own_words(tmp_path: Path) -> None:
-    tag = f"tdm-test-{secrets.token_hex(4)}"
     folder = make_tiny_model(tmp_path / "tiny")
-    with pytest.raises(InfraError, match="did not start: ValueError: No common block size for 24") as caught:
-        start(folder, tag, block_size=24)
-    assert "last lines of" in str(caught.value)
-    with pytest.raises(ConfigError, match="no_such_argument"):
-        start(folder, tag, vllm_kwargs={"no_such_argument": 1})
-    shutil.rmtree(Path(tempfile.gettempdir()) / tag, ignore_errors=True)
+    with RunResources.create() as run:
+        with pytest.raises(InfraError, match="did not start: ValueError: No common block size for 24") as caught:
+            start(folder, run.tag, block_size=24)
+        assert "last lines of" in str(caught.value)
+        with pytest.raises(ConfigError, match="no_such_argument"):
+            start(folder, run.tag, vllm_kwargs={"no_such_argument": 1})
 
 
 async def test_the_embedded_model_is_exact_after_refits_too() -> None:

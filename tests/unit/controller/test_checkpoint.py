@@ -270,4 +270,4 @@ def test_a_mean_over_nothing_is_no_misspelt_metric() -> None:
     assert checkpoint_metrics("train:loss", {"num_valid_rollouts": 0.0}, {}) == {}
     assert checkpoint_metrics("val:env/solved", {}, {"accuracy": 0.0}) == {}
     with pytest.raises(ConfigError, match="did you mean val:accuracy?"):
-        checkpoint_metrics("val:acuracy", {}, {"accuracy": 0.0})
+        checkpoint_metrics("val:accuracy_", {}, {"accuracy": 0.0})

@@ -131,7 +131,7 @@ CONFLICTS = [
         ["checkpointing.metric_name=accuracy"],
         "is not of the form val:<name> or train:<name>",
     ),
-    ("metric_name_is_known", ["checkpointing.metric_name=val:acuracy"], "set checkpointing.metric_name=val:accuracy"),
+    ("metric_name_is_known", ["checkpointing.metric_name=val:accuracy_"], "set checkpointing.metric_name=val:accuracy"),
     ("metric_name_is_known", ["checkpointing.metric_name=val:nope"], "val:nope is not among the validation metrics"),
     (
         "metric_name_is_known",

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 from rl.controller.checkpoint_config import CheckpointingConfig
 from rl.controller.retention import SavedStep, keep
 from rl.core.concurrency import uninterrupted
-from rl.core.errors import ConfigError, FatalError
+from rl.core.errors import ConfigError, FatalError, first_line
 from rl.core.files import make_durable
 
 _log = logging.getLogger(__name__)
@@ -159,8 +159,8 @@ class Checkpointer:
                 raise
             except Exception as error:  # a boundary: damaged files raise whatever their readers do
                 raise FatalError(
-                    f"checkpoint {checkpoint.path} cannot be restored, part '{name}': {type(error).__name__}: {error}; "
-                    f"{self._way_out(checkpoint)}"
+                    f"checkpoint {checkpoint.path} cannot be restored, part '{name}': {type(error).__name__}: "
+                    f"{first_line(error)}; {self._way_out(checkpoint)}"
                 ) from error
         return info
 

@@ -32,3 +32,9 @@ class WeightSyncError(FatalError):
 
 class StallError(FatalError):
     """Something that should have moved within its deadline did not."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a foreign error's text, or its type when it has none: libraries add pages of advice."""
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip() if lines else type(error).__name__

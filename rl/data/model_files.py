@@ -63,8 +63,17 @@ def read_model_config(folder: Path) -> Mapping[str, Any]:
     return values
 
 
-def _expected_bytes(file: Path) -> int | None:
-    """Return the size that the header of a safetensors file names, or None when there is no readable header."""
+def safetensors_header(file: Path) -> Mapping[str, Any] | None:
+    """Return the tensors that a safetensors file names, by name; None when it has no readable header.
+
+    Each has its "shape" and its "data_offsets".
+    """
+    content = _read_header(file)
+    return None if content is None else content[0]
+
+
+def _read_header(file: Path) -> tuple[Mapping[str, Any], int] | None:
+    """Return the tensors and where their data begins."""
     with file.open("rb") as stream:
         start = stream.read(_LENGTH_BYTES)
         if len(start) < _LENGTH_BYTES:
@@ -73,8 +82,23 @@ def _expected_bytes(file: Path) -> int | None:
         if length > _MAX_HEADER_BYTES:
             return None
         try:
-            header = json.loads(stream.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
+            values = json.loads(stream.read(length))
+        except (ValueError, RecursionError):
             return None
-    return _LENGTH_BYTES + int(length) + max(ends, default=0)
+    if not isinstance(values, dict):
+        return None
+    tensors = {name: entry for name, entry in values.items() if name != "__metadata__"}
+    is_whole = all(isinstance(entry, dict) and {"shape", "data_offsets"} <= set(entry) for entry in tensors.values())
+    return (tensors, _LENGTH_BYTES + int(length)) if is_whole else None
+
+
+def _expected_bytes(file: Path) -> int | None:
+    """Return the size that the header of a safetensors file names, or None when there is no readable header."""
+    content = _read_header(file)
+    if content is None:
+        return None
+    tensors, begin = content
+    try:
+        return begin + max((int(entry["data_offsets"][1]) for entry in tensors.values()), default=0)
+    except (ValueError, TypeError, IndexError):
+        return None

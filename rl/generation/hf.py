@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from rl.cluster.worker_group import Cluster, WorkerContext
-from rl.core.errors import ConfigError, InfraError, WeightSyncError
+from rl.core.errors import ConfigError, InfraError, WeightSyncError, first_line
 from rl.core.loading import model_loading
 from rl.core.types import Completion, PolicyVersion
 from rl.generation.batching import BatchLoop
@@ -181,7 +181,9 @@ def _load_model(request: GeneratorRequest) -> Any:
                 trust_remote_code=request.trust_remote_code,
             )
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"cannot load a causal language model from {request.model_path}: {error}") from error
+        raise ConfigError(
+            f"cannot load a causal language model from {request.model_path}: {first_line(error)}"
+        ) from error
 
 
 async def build(config: HfGenerationConfig, cluster: Cluster, request: GeneratorRequest) -> PooledGenerator[HfWorker]:

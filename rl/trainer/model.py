@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rl.core.errors import ConfigError
+from rl.core.errors import ConfigError, first_line
 from rl.core.loading import model_loading
 
 _WEIGHT_PATTERNS = (
@@ -144,8 +144,8 @@ class CausalModel:
             )
         except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
             raise ConfigError(
-                f"cannot load a causal language model from {path}: {error}; it must be a Hugging Face folder with "
-                "config.json and weights (own model code needs policy.trust_remote_code=true)"
+                f"cannot load a causal language model from {path}: {first_line(error)}; it must be a Hugging Face "
+                "folder with config.json and weights (own model code needs policy.trust_remote_code=true)"
             ) from error
 
 

@@ -69,3 +69,11 @@ def test_a_target_of_resume_that_is_no_run_is_found(folder: Path) -> None:
     config, _ = load_config(find_config("grpo_smollm2_cpu"), [])
     findings = {finding.name: finding.problem for finding in dry_run(config, "x", resume=str(folder))}
     assert "not a run folder" in str(findings["resume"])
+
+
+def test_a_damaged_model_is_one_problem(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
+    problems = _problems(f"policy.model_name={folder}")
+    assert list(problems) == ["model"]
+    assert "model.safetensors is damaged" in problems["model"]

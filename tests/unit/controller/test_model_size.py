@@ -29,3 +29,8 @@ def test_nothing_to_go_by_is_none(tmp_path: Path) -> None:
 def test_a_checkpoint_holds_weights_and_moments() -> None:
     assert checkpoint_bytes(100, save_optimizer=True) == 1200
     assert checkpoint_bytes(100, save_optimizer=False) == 400
+
+
+def test_a_damaged_file_tells_no_size(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 900) + b"not json")
+    assert parameter_count(tmp_path) is None

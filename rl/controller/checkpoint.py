@@ -265,7 +265,10 @@ def check_optimizer_state(checkpoint: Checkpoint) -> None:
         ConfigError: it was saved without the optimizer's state.
     """
     if not has_optimizer_state(checkpoint):
-        raise ConfigError(f"{_no_optimizer(checkpoint)}; start a new run with --resume never")
+        raise ConfigError(
+            f"{_no_optimizer(checkpoint)}; start a new run with --resume never, for example from its weights with "
+            f"policy.model_name={checkpoint.path / 'policy' / 'model'}"
+        )
 
 
 def has_optimizer_state(checkpoint: Checkpoint) -> bool:

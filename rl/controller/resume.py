@@ -17,9 +17,7 @@ def check_resume(config: MasterConfig, given: Path) -> str:
     """
     path, chosen = given_run(given, semantic_fingerprint(config))
     checkpoint = find_checkpoint(path / CHECKPOINTS, chosen)
-    is_done = has_nothing_left(config, path, checkpoint)
-    if checkpoint is not None and not is_done:
-        check_optimizer_state(checkpoint)
+    has_nothing_left(config, path, checkpoint)
     return f"{path}, after step {0 if checkpoint is None else checkpoint.step}"
 
 
@@ -27,7 +25,8 @@ def has_nothing_left(config: MasterConfig, path: Path, checkpoint: Checkpoint | 
     """Whether the run in `path`, whose latest checkpoint is given, is finished and has all the steps asked for.
 
     Raises:
-        ConfigError: it has more steps than asked for, or is finished without a checkpoint to go on from.
+        ConfigError: it has more steps than asked for, is finished without a checkpoint to go on from, or its checkpoint
+            has no optimizer state.
     """
     done, asked = 0 if checkpoint is None else checkpoint.step, config.grpo.max_num_steps
     if done > asked:
@@ -41,4 +40,7 @@ def has_nothing_left(config: MasterConfig, path: Path, checkpoint: Checkpoint | 
         raise ConfigError(
             f"{path}: this run is finished and has no checkpoint to go on from; start a new run with --resume never"
         )
-    return is_finished and done == asked
+    is_done = is_finished and done == asked
+    if checkpoint is not None and not is_done:
+        check_optimizer_state(checkpoint)
+    return is_done

@@ -146,8 +146,9 @@ def test_a_run_without_optimizer_state_starts_anew_and_says_so(
     finish(process)
     assert run.run(["grpo.max_num_steps=2"]).run_folder.name == "exp_002"
     assert "has no optimizer state (checkpointing.save_optimizer=false)" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="no optimizer"):
+    with pytest.raises(ConfigError, match="no optimizer state .* from its weights with policy.model_name=") as refused:
         run.run(["grpo.max_num_steps=9"], resume=str(run.log_dir / "exp_001"))
+    assert Path(str(refused.value).rpartition("=")[2], "config.json").is_file()
 
 
 def test_ten_steps_equal_five_a_kill_and_five(tmp_path: Path) -> None:

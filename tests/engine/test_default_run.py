@@ -19,7 +19,8 @@ ASYNCHRONOUS = [
     "grpo.max_num_steps=4",
     "grpo.val_at_start=false",
     "grpo.val_period=0",
-    "checkpointing.save_period=1",
+    # Not after step 1: the next groups would be generated while the checkpoint is written, not while step 2 trains.
+    "checkpointing.save_period=2",
     "checkpointing.keep_top_k=0",
     "checkpointing.metric_name=null",
 ]

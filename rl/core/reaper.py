@@ -74,15 +74,20 @@ def read_strings(path: Path) -> list[bytes] | None:
 
 
 def mapped_segments(pid: int) -> set[str]:
-    """Names directly under /dev/shm that the process has mapped and that still exist."""
+    """Names directly under /dev/shm that the process has mapped and that still exist.
+
+    Compared by inode: a named semaphore is mapped under a temporary name, which is gone when its own name appears.
+    """
     try:
         lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
     except OSError:
         return set()
     prefix = f"{SHARED_MEMORY}/"
-    paths = (line.split(maxsplit=5)[5] for line in lines if prefix in line)
-    names = (path.removeprefix(prefix) for path in paths if path.startswith(prefix) and not path.endswith(" (deleted)"))
-    return {name for name in names if "/" not in name}
+    inodes = {int(line.split(maxsplit=5)[4]) for line in lines if prefix in line}
+    if not inodes:
+        return set()
+    with os.scandir(SHARED_MEMORY) as entries:
+        return {entry.name for entry in entries if entry.inode() in inodes}
 
 
 @dataclass

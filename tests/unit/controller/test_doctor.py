@@ -1,9 +1,13 @@
 """What doctor says about a machine."""
 
+import ctypes
 from pathlib import Path
+
+import pytest
 
 from rl.controller.checklist import has_failed
 from rl.controller.doctor import (
+    check_numa,
     check_package,
     check_shared_memory,
     check_temporary,
@@ -46,3 +50,13 @@ def test_every_check_is_named_once_and_says_what_it_found(monkeypatch):
     assert all(check.detail for check in checks)
     assert all(check.ok or check.advice for check in checks)
     assert {"python", "torch", "native operators", "vllm", "ray", "shared memory", "gpus"} <= set(names)
+
+
+def test_a_missing_system_library_of_the_engine_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", refuse)
+    check = check_numa()
+    assert not check.ok
+    assert "apt-get install libnuma1" in check.advice

@@ -152,9 +152,11 @@ def test_nothing_of_a_killed_driver_is_left_within_ten_seconds(tmp_path, number)
 
 HOLDER = textwrap.dedent(
     """
-    import multiprocessing, signal, time
+    import multiprocessing, os, signal, time
+    from multiprocessing.resource_tracker import _resource_tracker
     semaphore = multiprocessing.get_context("spawn").Semaphore()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.kill(_resource_tracker._pid, signal.SIGKILL)  # It might unlink the semaphore first.
     print(semaphore._semlock.name, flush=True)
     time.sleep(300)
     """

@@ -41,9 +41,21 @@ class LossFunction(Protocol):
 
     Args of a call:
         logprobs: [T] float32 with gradient, of the trained policy; meaningful where token_weights > 0.
-        entropy: [T] float32, of the policy's distribution at the same places.
-        batch: The micro-batch.
+        entropy: [T] float32, of the policy's distribution at the same places; with gradient when `uses_entropy`.
+        batch: The micro-batch; its `counts` are those of the whole optimizer step.
     """
+
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether the loss needs the gradient of the entropy."""
+        ...
+
+    def contributes(self, batch: TrainBatch) -> Tensor:
+        """Return [N] bool: the sequences whose loss or gradient may differ from 0.
+
+        The others are not computed; they still count where sums are divided. Needs the batch's advantages.
+        """
+        ...
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, batch: TrainBatch) -> LossSums:
         """Return the sums of this micro-batch."""

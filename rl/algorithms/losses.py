@@ -64,6 +64,19 @@ class ClippedPolicyLoss:
         """Whether the loss has a KL term."""
         return self.config.reference_policy_kl_penalty > 0
 
+    @property
+    def uses_entropy(self) -> bool:
+        """Whether there is an entropy bonus."""
+        return self.config.entropy_coef > 0
+
+    def contributes(self, batch: TrainBatch) -> Tensor:
+        """Return [N] bool: sequences with weight, unless only advantages matter and theirs are all 0."""
+        weighted = batch.token_weights > 0
+        if batch.advantages is not None and not self.uses_reference and not self.uses_entropy:
+            weighted = weighted & (batch.advantages != 0)
+        counts = torch.zeros(batch.num_sequences).index_add(0, batch.sequence_ids, weighted.to(torch.float32))
+        return counts > 0
+
     def __call__(self, logprobs: Tensor, entropy: Tensor, batch: TrainBatch) -> LossSums:
         """Return the sums of one micro-batch.
 

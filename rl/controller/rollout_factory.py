@@ -13,9 +13,6 @@ from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.unscored import Unscored
 
-# Every shipped environment scores one completion.
-_MAX_TURNS = 1
-
 
 class RolloutFactory:
     """Makes rollout managers that share engines and environments but not their sampling settings.
@@ -71,7 +68,7 @@ class RolloutFactory:
         """A manager whose request ids start with `name`."""
         config, failure = self._config, self._config.async_rl.rollout_failure
         limits = RunnerLimits(
-            max_turns=_MAX_TURNS,
+            max_turns=config.grpo.max_rollout_turns,
             max_tokens=config.policy.max_total_sequence_length,
             generation_timeout_s=failure.native.generation_timeout_s,
             env_timeout_s=failure.native.env_timeout_s,

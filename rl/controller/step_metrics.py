@@ -3,19 +3,18 @@
 A metric over nothing (no valid rollout) is left out rather than reported as 0.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from rl.core.batch import TrainBatch
-from rl.core.types import FinishReason, PolicyVersion, Rollout, RolloutGroup, RolloutStatus
+from rl.core.types import PolicyVersion, Rollout, RolloutGroup
 from rl.weights.sync import SyncReport
 
 
 def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Mean reward over valid rollouts, the share of groups by their mean, and failed rewards apart from zeros."""
-    rewards = [[r.reward for r in group.rollouts if is_valid(r)] for group in groups]
+    rewards = [[r.reward for r in group.rollouts if r.is_valid] for group in groups]
     scored = [group for group in rewards if group]
     flat = [reward for group in scored for reward in group]
     varied = [reward for group in scored if min(group) < max(group) for reward in group]
@@ -35,7 +34,7 @@ def length_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     generated = [float(completion_tokens(rollout)) for rollout in rollouts]
     prompts = [float(len(rollout.turns[0].prompt_tokens)) for rollout in rollouts]
-    truncated = [float(is_truncated(rollout)) for rollout in rollouts]
+    truncated = [float(rollout.is_truncated) for rollout in rollouts]
     turns = [float(len(rollout.turns)) for rollout in rollouts]
     return (
         _mean("mean_prompt_length", prompts)
@@ -99,16 +98,6 @@ def rates(
 def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """Put `prefix/` before every name."""
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
-
-
-def is_valid(rollout: Rollout) -> bool:
-    """Whether the rollout has a reward that counts."""
-    return rollout.status is RolloutStatus.OK and math.isfinite(rollout.reward)
-
-
-def is_truncated(rollout: Rollout) -> bool:
-    """Whether the last completion ran into its length bound."""
-    return rollout.turns[-1].completion.finish_reason is FinishReason.LENGTH
 
 
 def completion_tokens(rollout: Rollout) -> int:

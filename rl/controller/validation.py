@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rl.controller.pump import GroupRuns
-from rl.controller.step_metrics import completion_tokens, environment_metrics, is_truncated, is_valid
+from rl.controller.step_metrics import completion_tokens, environment_metrics
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel
 from rl.core.types import Dropped, RolloutGroup
@@ -71,16 +71,16 @@ class Validator:
 def validation_metrics(groups: Sequence[RolloutGroup], asked: int, num_generations: int) -> dict[str, float]:
     """Accuracy over the `asked` samples; one without a valid reward adds nothing to the sum and is counted apart."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    valid = [rollout for rollout in rollouts if is_valid(rollout)]
+    valid = [rollout for rollout in rollouts if rollout.is_valid]
     metrics = {
         "accuracy": sum(rollout.reward for rollout in valid) / asked,
         "num_samples": float(asked),
         "num_failed": float(asked - len(valid)),
     }
     if num_generations > 1:
-        solved = sum(any(is_valid(r) and r.reward > 0 for r in group.rollouts) for group in groups)
+        solved = sum(any(r.is_valid and r.reward > 0 for r in group.rollouts) for group in groups)
         metrics["pass_at_k"] = solved * num_generations / asked
     if rollouts:
         metrics["avg_length"] = sum(completion_tokens(rollout) for rollout in rollouts) / len(rollouts)
-        metrics["truncation_rate"] = sum(is_truncated(rollout) for rollout in rollouts) / len(rollouts)
+        metrics["truncation_rate"] = sum(rollout.is_truncated for rollout in rollouts) / len(rollouts)
     return metrics | environment_metrics(rollouts)

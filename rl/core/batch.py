@@ -12,14 +12,15 @@ Padding, devices and micro-batch arithmetic are the trainer's business.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl.core.errors import DataError
-from rl.core.types import NO_VERSION, PolicyVersion, Rollout, RolloutGroup, RolloutStatus
+from rl.core.metrics import Counts
+from rl.core.types import NO_VERSION, PolicyVersion, Rollout, RolloutGroup, TurnFlag
 
 # Column name -> (dtype, which length it has).
 _TOKEN_COLUMNS = {
@@ -29,7 +30,11 @@ _TOKEN_COLUMNS = {
     "token_versions": torch.int64,
     "prev_logprobs": torch.float32,
     "reference_logprobs": torch.float32,
+    "teacher_logprobs": torch.float32,
+    "turn_flags": torch.int64,
     "advantages": torch.float32,
+    "values": torch.float32,
+    "returns": torch.float32,
 }
 _SEQUENCE_COLUMNS = {
     "group_ids": torch.int64,
@@ -37,7 +42,13 @@ _SEQUENCE_COLUMNS = {
     "valid": torch.bool,
     "sample_weights": torch.float32,
     "versions": torch.int64,
+    "rollout_ids": torch.int64,
+    "raw_rewards": torch.float32,
+    "truncated": torch.bool,
+    "reward_components": torch.float32,
 }
+# The bit of each flag in the column turn_flags.
+FLAG_BITS = {TurnFlag.INVALID_TOOL_CALL: 1, TurnFlag.MALFORMED_THINKING: 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,8 +68,19 @@ class TrainBatch:
         versions: [N, 2] int64, the oldest and the newest policy version among the sampled tokens.
         prev_logprobs: [T] float32 or None, of the trained policy at the start of the step.
         reference_logprobs: [T] float32 or None, of the frozen reference.
+        teacher_logprobs: [T] float32 or None, of a teacher.
+        turn_flags: [T] int64 or None, the FLAG_BITS of the turn that the token was sampled in; 0 off the mask.
         advantages: [T] float32 or None.
+        values: [T] float32 or None, of the critic: the value of the state before the token.
+        returns: [T] float32 or None, what the critic learns.
+        rollout_ids: [N] int64 or None, number of the rollout within the batch it was made in. Sequences of one rollout
+            (its history was rewritten between turns) share reward and advantage and vote once. None: one each.
+        raw_rewards: [N] float32 or None, the environment's reward, which no transform changes.
+        truncated: [N] bool or None, whether a length bound cut the rollout off.
+        reward_components: [N, C] float32 or None, the named parts of the raw reward.
+        component_names: Their C names, in alphabetical order.
         policy_version: Version of the policy that trains on the batch, where that is known.
+        counts: What divides the sums of the whole optimizer step, where this is a part of one.
 
     Raises:
         ValueError: a column has the wrong dtype or length, offsets do not tile the tokens, a sequence is empty, or its
@@ -77,8 +99,18 @@ class TrainBatch:
     versions: Tensor
     prev_logprobs: Tensor | None = None
     reference_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
+    turn_flags: Tensor | None = None
     advantages: Tensor | None = None
+    values: Tensor | None = None
+    returns: Tensor | None = None
+    rollout_ids: Tensor | None = None
+    raw_rewards: Tensor | None = None
+    truncated: Tensor | None = None
+    reward_components: Tensor | None = None
+    component_names: tuple[str, ...] = ()
     policy_version: PolicyVersion | None = None
+    counts: Counts | None = None
 
     def __post_init__(self) -> None:
         if self.offsets.dtype != torch.int64 or self.offsets.dim() != 1 or self.offsets.numel() < 1:
@@ -87,8 +119,8 @@ class TrainBatch:
         for name, column in self._columns(_TOKEN_COLUMNS).items():
             _check_column(name, column, _TOKEN_COLUMNS[name], (self.tokens.numel(),))
         for name, column in self._columns(_SEQUENCE_COLUMNS).items():
-            shape = (num_sequences, 2) if name == "versions" else (num_sequences,)
-            _check_column(name, column, _SEQUENCE_COLUMNS[name], shape)
+            wide = {"versions": (2,), "reward_components": (len(self.component_names),)}
+            _check_column(name, column, _SEQUENCE_COLUMNS[name], (num_sequences, *wide.get(name, ())))
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.tokens.numel():
             raise ValueError(f"offsets end at {int(self.offsets[-1])}, but there are {self.tokens.numel()} tokens")
         if bool((self.lengths < 1).any()):
@@ -106,13 +138,17 @@ class TrainBatch:
             DataError: there is no group, a rollout has no turn or an empty prompt, or a turn's prompt does not begin
                 with all earlier tokens of its rollout.
         """
-        sequences = [(group.group_id, rollout) for group in groups for rollout in group.rollouts]
-        if not sequences:
+        rollouts = [(group.group_id, rollout) for group in groups for rollout in group.rollouts]
+        if not rollouts:
             raise DataError("a training batch needs at least one rollout")
-        rows = [_layout(rollout) for _, rollout in sequences]
+        rows = [row for number, (_, rollout) in enumerate(rollouts) for row in _layout(rollout, number)]
+        sequences = [rollouts[row.rollout] for row in rows]
+        names = _component_names([rollout for _, rollout in rollouts])
         lengths = torch.tensor([len(row.tokens) for row in rows], dtype=torch.int64)
-        valid = torch.tensor([_is_valid(rollout) for _, rollout in sequences])
+        valid = torch.tensor([rollout.is_valid for _, rollout in sequences])
         rewards = torch.tensor([rollout.reward for _, rollout in sequences], dtype=torch.float32)
+        rewards = torch.where(valid, rewards, float("nan"))
+        components = [[rollout.reward_components.get(name, math.nan) for name in names] for _, rollout in sequences]
         return cls(
             tokens=torch.tensor([token for row in rows for token in row.tokens], dtype=torch.int64),
             offsets=_offsets(lengths),
@@ -120,10 +156,16 @@ class TrainBatch:
             generation_logprobs=torch.tensor([value for row in rows for value in row.logprobs], dtype=torch.float32),
             token_versions=torch.tensor([version for row in rows for version in row.versions], dtype=torch.int64),
             group_ids=torch.tensor([group_id for group_id, _ in sequences], dtype=torch.int64),
-            rewards=torch.where(valid, rewards, float("nan")),
+            rewards=rewards,
             valid=valid,
             sample_weights=valid.to(torch.float32),
             versions=torch.tensor([_version_range(rollout) for _, rollout in sequences], dtype=torch.int64),
+            turn_flags=torch.tensor([bits for row in rows for bits in row.flags], dtype=torch.int64),
+            rollout_ids=torch.tensor([row.rollout for row in rows], dtype=torch.int64),
+            raw_rewards=rewards,
+            truncated=torch.tensor([rollout.is_truncated for _, rollout in sequences]),
+            reward_components=torch.tensor(components, dtype=torch.float32).view(len(rows), len(names)),
+            component_names=names,
         )
 
     @property
@@ -151,6 +193,15 @@ class TrainBatch:
         """loss_mask x sample_weights, [T] float32: the weight of each token in loss and counts."""
         return self.sample_weights[self.sequence_ids] * self.loss_mask
 
+    def count(self) -> Counts:
+        """Return the sums of weights that divide losses and metrics, if this batch is a whole optimizer step."""
+        positive = self.token_weights[(self.rewards > 0)[self.sequence_ids]]
+        return Counts(
+            float(self.token_weights.sum(dtype=torch.float64)),
+            float(self.sample_weights.sum(dtype=torch.float64)),
+            float(positive.sum(dtype=torch.float64)),
+        )
+
     def with_columns(self, **columns: Tensor) -> "TrainBatch":
         """Return the batch with these columns added or replaced. Raises ValueError for an unknown name."""
         unknown = set(columns) - set(_TOKEN_COLUMNS) - set(_SEQUENCE_COLUMNS)
@@ -162,6 +213,10 @@ class TrainBatch:
     def at_version(self, version: PolicyVersion) -> "TrainBatch":
         """Return the batch, marked as trained on by policy `version`."""
         return replace(self, policy_version=version)
+
+    def with_counts(self, counts: Counts) -> "TrainBatch":
+        """Return the batch, marked as a part of an optimizer step that `counts` divides."""
+        return replace(self, counts=counts)
 
     def select(self, index: Tensor | Sequence[int]) -> "TrainBatch":
         """Return the sequences numbered `index` ([K] int64), in that order."""
@@ -192,23 +247,31 @@ class TrainBatch:
         return self.select(torch.arange(start, min(end, self.num_sequences)))
 
     def _columns(self, kinds: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
-        present = {field.name: self.__dict__[field.name] for field in fields(self) if field.name in kinds}
+        present = {column.name: self.__dict__[column.name] for column in fields(self) if column.name in kinds}
         return {name: column for name, column in present.items() if column is not None}
 
 
 @dataclass(frozen=True)
 class _Row:
-    tokens: list[int]
-    logprobs: list[float]
-    versions: list[int]
+    rollout: int
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
 
 
-def _layout(rollout: Rollout) -> _Row:
-    """Lay the turns of a rollout end to end; everything that the policy did not sample has NO_VERSION."""
+def _layout(rollout: Rollout, place: int) -> list[_Row]:
+    """Lay the turns of a rollout end to end; everything that the policy did not sample has NO_VERSION.
+
+    A turn that is marked as a fork begins a row of its own.
+    """
     if not rollout.turns:
         raise DataError(f"rollout {rollout.rollout_id} has no turn")
-    row = _Row([], [], [])
+    rows = [_Row(place)]
     for number, turn in enumerate(rollout.turns):
+        if turn.forked and number:
+            rows.append(_Row(place))
+        row = rows[-1]
         prompt, completion = turn.prompt_tokens, turn.completion
         if not prompt:
             raise DataError(
@@ -228,7 +291,9 @@ def _layout(rollout: Rollout) -> _Row:
         row.versions.extend([NO_VERSION] * observed)
         for span in completion.version_spans:
             row.versions.extend([span.version] * (span.end - span.start))
-    return row
+        bits = sum(FLAG_BITS[flag] for flag in turn.flags)
+        row.flags.extend([*[0] * observed, *[bits] * len(completion.tokens)])
+    return rows
 
 
 def _first_difference(prompt: Sequence[int], known: Sequence[int]) -> int:
@@ -236,8 +301,8 @@ def _first_difference(prompt: Sequence[int], known: Sequence[int]) -> int:
     return next((place for place, (new, old) in enumerate(pairs) if new != old), min(len(prompt), len(known)))
 
 
-def _is_valid(rollout: Rollout) -> bool:
-    return rollout.status is RolloutStatus.OK and math.isfinite(rollout.reward)
+def _component_names(rollouts: Sequence[Rollout]) -> tuple[str, ...]:
+    return tuple(sorted({name for rollout in rollouts for name in rollout.reward_components}))
 
 
 def _version_range(rollout: Rollout) -> tuple[int, int]:

@@ -30,6 +30,21 @@ class Metric:
     per: Per
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What divides the sums of one optimizer step, over all its micro-batches and ranks.
+
+    Attributes:
+        tokens: Sum of token weights (N_tok).
+        sequences: Sum of sequence weights (N_seq); a sequence without a token counts.
+        positive_tokens: Sum of token weights over sequences with a positive reward (N_pos).
+    """
+
+    tokens: float
+    sequences: float
+    positive_tokens: float = 0.0
+
+
 def merge_metrics(parts: list[Mapping[str, Metric]]) -> dict[str, Metric]:
     """Add sums and combine extrema of the same name over micro-batches or ranks."""
     merged: dict[str, Metric] = {}

@@ -31,6 +31,22 @@ class RolloutStatus(enum.Enum):
     REWARD_INVALID = "reward_invalid"
 
 
+class TurnFlag(enum.Enum):
+    """What an environment found wrong with the form of a completion."""
+
+    INVALID_TOOL_CALL = "invalid_tool_call"
+    MALFORMED_THINKING = "malformed_thinking"
+
+
+class RolloutEnd(enum.Enum):
+    """Why a rollout has no further turn."""
+
+    DONE = "done"
+    LENGTH = "length"
+    CONTEXT = "context"
+    MAX_TURNS = "max_turns"
+
+
 @dataclass(frozen=True)
 class Message:
     """One chat message."""
@@ -123,12 +139,17 @@ class Turn:
         completion: What it sampled.
         env_messages: The environment's messages after it (empty when the rollout ended).
         reward: Reward of this turn.
+        flags: What was wrong with the completion's form.
+        forked: The chat template rewrote the history, so this turn's prompt does not begin with the tokens before it;
+            it is trained as a sequence of its own.
     """
 
     prompt_tokens: tuple[int, ...]
     completion: Completion
     env_messages: tuple[Message, ...] = ()
     reward: float = 0.0
+    flags: frozenset[TurnFlag] = frozenset()
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,9 +159,11 @@ class Rollout:
     Attributes:
         rollout_id: `{group_id}/{sample index}`.
         turns: At least one.
-        reward: Total reward; NaN unless status is OK.
+        reward: Total reward as the environment gave it; NaN unless status is OK.
         status: Accounted state.
         metrics: Named numbers of the environment.
+        reward_components: The named parts of the reward, summed over turns; empty where it has none.
+        end: Why there is no further turn.
     """
 
     rollout_id: str
@@ -148,6 +171,18 @@ class Rollout:
     reward: float
     status: RolloutStatus = RolloutStatus.OK
     metrics: Mapping[str, float] = field(default_factory=dict)
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    end: RolloutEnd = RolloutEnd.DONE
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether it has a reward that counts."""
+        return self.status is RolloutStatus.OK and math.isfinite(self.reward)
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether a length bound cut it off: of a completion, or of the context between turns."""
+        return self.end is RolloutEnd.CONTEXT or self.turns[-1].completion.finish_reason is FinishReason.LENGTH
 
 
 @dataclass(frozen=True)

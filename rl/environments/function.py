@@ -11,7 +11,7 @@ module. Whatever goes wrong in it fails the samples it concerns, and never count
 from collections.abc import Sequence
 
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus
-from rl.environments.base import StepResult
+from rl.environments.base import Episode, StepResult
 from rl.environments.config import FunctionEnvConfig
 from rl.environments.outcomes import failed, failed_task
 from rl.environments.pool import OutcomeKind, ScorerPool
@@ -28,13 +28,14 @@ class FunctionEnvironment:
         self._target = config.target
         self._pool = ScorerPool(name, config.num_workers, config.timeout_s, prepare_function, (config.target,))
 
-    async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+    async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
         """Score all siblings by one call; one result each, in order.
 
         Raises:
             ConfigError: the function cannot be imported.
         """
         await self._pool.ready()
+        completions = [episode.completion for episode in episodes]
         texts = [completion.text for completion in completions]
         outcome = await self._pool.run(
             call_function, self._target, _plain(prompt.messages), texts, dict(prompt.metadata)

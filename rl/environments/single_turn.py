@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rl.core.types import Completion, FinishReason, Prompt, RolloutStatus
-from rl.environments.base import StepResult
+from rl.environments.base import Episode, StepResult
 from rl.environments.config import ScorerPoolConfig
 from rl.environments.outcomes import failed, failed_task
 from rl.environments.pool import OutcomeKind, ScorerPool
@@ -30,10 +30,10 @@ class SingleTurnEnvironment(ABC):
         """Start the scoring processes in the background; each calls `prepare` first."""
         self._pool = ScorerPool(name, config.num_workers, config.timeout_s, prepare)
 
-    async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+    async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
         """Score all siblings; one result each, in order."""
         await self._pool.ready()
-        return list(await asyncio.gather(*(self._score(prompt, completion) for completion in completions)))
+        return list(await asyncio.gather(*(self._score(prompt, episode.completion) for episode in episodes)))
 
     async def close(self) -> None:
         """End the scoring processes; idempotent."""

@@ -8,15 +8,17 @@ It neither retries nor counts nor limits: see `manager.py`. One failing sibling 
 completed by stand-ins.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel
 from rl.core.deadline import within
 from rl.core.errors import ConfigError, DataError
-from rl.core.types import Completion, Message, Prompt, Rollout, RolloutStatus, Turn
-from rl.environments.base import Environment, StepResult
+from rl.core.types import Completion, FinishReason, Message, Prompt, Rollout, RolloutEnd, RolloutStatus, Turn
+from rl.environments.base import Environment, Episode, StepResult
 from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.seeds import stable_seed
 from rl.rollout.unscored import Unscored
@@ -77,11 +79,21 @@ class _Sibling:
     turns: list[Turn] = field(default_factory=list)
     status: RolloutStatus = RolloutStatus.OK
     metrics: dict[str, float] = field(default_factory=dict)
-    done: bool = False
+    components: Counter[str] = field(default_factory=Counter)
+    state: Any = None
+    end: RolloutEnd | None = None
 
     def finish(self, group_id: int) -> Rollout:
         reward = sum(turn.reward for turn in self.turns) if self.status is RolloutStatus.OK else float("nan")
-        return Rollout(f"{group_id}/{self.sample}", tuple(self.turns), reward, self.status, self.metrics)
+        return Rollout(
+            f"{group_id}/{self.sample}",
+            tuple(self.turns),
+            reward,
+            self.status,
+            self.metrics,
+            dict(self.components),
+            self.end or RolloutEnd.MAX_TURNS,
+        )
 
 
 class GroupRunner:
@@ -126,12 +138,16 @@ class GroupRunner:
         environment = self._environment_of(prompt)
         siblings = [_Sibling(sample, prompt.token_ids) for sample in range(n)]
         for turn in range(self._limits.max_turns):
-            active = [sibling for sibling in siblings if not sibling.done]
+            active = [sibling for sibling in siblings if sibling.end is None]
             if not active:
                 break
             completions = await gather_or_cancel([self._generate(prompt, sibling, attempt, turn) for sibling in active])
             what = f"environment '{prompt.environment}' on prompt {prompt.prompt_id}"
-            results = await within(self._clock, self._limits.env_timeout_s, what, environment.step(prompt, completions))
+            episodes = [
+                Episode(sibling.sample, tuple(sibling.turns), completion, sibling.state)
+                for sibling, completion in zip(active, completions, strict=True)
+            ]
+            results = await within(self._clock, self._limits.env_timeout_s, what, environment.step(prompt, episodes))
             if len(results) != len(completions):
                 raise DataError(f"{what} answered {len(completions)} completions with {len(results)} results")
             for sibling, completion, result in zip(active, completions, results, strict=True):
@@ -169,12 +185,17 @@ class GroupRunner:
     def _apply(self, sibling: _Sibling, completion: Completion, result: StepResult) -> None:
         failed = result.status is not RolloutStatus.OK
         reward = 0.0 if failed else result.reward
-        sibling.turns.append(Turn(sibling.prompt_tokens, completion, result.messages, reward))
+        sibling.turns.append(Turn(sibling.prompt_tokens, completion, result.messages, reward, result.flags))
         sibling.metrics.update(result.metrics)
+        sibling.components.update(result.components)
+        sibling.state = result.state
         if failed:
             sibling.status = result.status
-        sibling.done = result.done or failed
-        if not sibling.done:
+        if result.done or failed:
+            length = completion.finish_reason is FinishReason.LENGTH
+            sibling.end = RolloutEnd.LENGTH if length else RolloutEnd.DONE
+        else:
             following = sibling.prompt_tokens + completion.tokens + self._encode(result.messages)
             sibling.prompt_tokens = following
-            sibling.done = len(following) >= self._limits.max_tokens
+            if len(following) >= self._limits.max_tokens:
+                sibling.end = RolloutEnd.CONTEXT

@@ -1,9 +1,10 @@
 """Short ways to write completions and prompts in tests of environments and logs; no tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rl.core.types import Completion, FinishReason, Message, Prompt, VersionSpan
+from rl.environments.base import Episode
 
 
 def completion(text: str, finish: FinishReason = FinishReason.STOP) -> Completion:
@@ -27,3 +28,8 @@ def text_prompt(text: str = "1+1=", metadata: Mapping[str, Any] | None = None, p
         metadata=metadata or {},
         token_ids=tuple(text.encode()),
     )
+
+
+def episodes(completions: Sequence[Completion]) -> list[Episode]:
+    """What an environment is asked about the first turn of these siblings."""
+    return [Episode(sample, (), completion) for sample, completion in enumerate(completions)]

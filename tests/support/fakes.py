@@ -16,7 +16,7 @@ from rl.core.clock import Clock
 from rl.core.errors import WeightSyncError
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
 from rl.data.prompts import Skipped
-from rl.environments.base import StepResult
+from rl.environments.base import Episode, StepResult
 from rl.generation.generator import PauseMode, SamplingParams
 from rl.trainer.policy import TrainResult
 from rl.weights.sync import SyncReport
@@ -116,7 +116,7 @@ class EchoEnvironment:
         self._turns = turns
         self._status = status
 
-    async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+    async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
         self.calls += 1
         done = self.calls % self._turns == 0
         messages = () if done else (Message("user", "go on"),)
@@ -127,7 +127,7 @@ class EchoEnvironment:
                 done,
                 self._status(i),
             )
-            for i in range(len(completions))
+            for i in range(len(episodes))
         ]
 
     async def close(self) -> None:

@@ -156,7 +156,7 @@ def test_every_value_has_a_source(folder: Path) -> None:
         ("grpo:\n  seed: true\n", "grpo.seed=true: must be int >= 0"),
         ("grpo:\n  max_num_steps: 0\n", "grpo.max_num_steps=0: must be int >= 1"),
         ("grpo:\n  max_num_steps: 1.5\n", "grpo.max_num_steps=1.5: must be int >= 1"),
-        ("loss_fn:\n  ratio_clip_min: 1.5\n", "loss_fn.ratio_clip_min=1.5: must be float >= 0 and < 1"),
+        ("loss_fn:\n  ratio_clip_min: 1.5\n", "loss_fn.ratio_clip_min=1.5: must be float >= 0 and <= 1"),
         ("loss_fn:\n  ratio_clip_max: .nan\n", "loss_fn.ratio_clip_max=.nan: must be float >= 0"),
         (
             "policy:\n  precision: float23\n",

@@ -8,7 +8,7 @@ from rl.core.types import RolloutStatus
 from rl.environments.config import FunctionEnvConfig
 from rl.environments.function import FunctionEnvironment
 from tests.support import reward_functions
-from tests.support.completions import completion, text_prompt
+from tests.support.completions import completion, episodes, text_prompt
 
 MODULE = reward_functions.__name__
 PROMPT = text_prompt("1+1=", {"answer": "2", "level": 3})
@@ -20,7 +20,7 @@ async def score(name, texts=TEXTS, timeout_s=30.0):
         "mine", FunctionEnvConfig(kind="function", target=f"{MODULE}:{name}", timeout_s=timeout_s)
     )
     try:
-        return await environment.step(PROMPT, [completion(text) for text in texts])
+        return await environment.step(PROMPT, episodes([completion(text) for text in texts]))
     finally:
         await environment.close()
 
@@ -67,7 +67,7 @@ async def test_a_function_that_hangs_times_out_and_the_next_group_is_scored():
     config = FunctionEnvConfig(kind="function", target=f"{MODULE}:hangs", timeout_s=0.3)
     environment = FunctionEnvironment("mine", config)
     for _ in range(2):
-        results = await environment.step(PROMPT, [completion(text) for text in TEXTS])
+        results = await environment.step(PROMPT, episodes([completion(text) for text in TEXTS]))
         assert [result.status for result in results] == [RolloutStatus.REWARD_TIMEOUT] * 4
     await environment.close()
 
@@ -95,6 +95,6 @@ async def test_a_module_beside_the_command_is_found(tmp_path, monkeypatch):
     (tmp_path / "my_local_rewards.py").write_text("def score(completions):\n    return [0.75] * len(completions)\n")
     monkeypatch.chdir(tmp_path)
     environment = FunctionEnvironment("mine", FunctionEnvConfig(kind="function", target="my_local_rewards:score"))
-    (result,) = await environment.step(PROMPT, [completion("x")])
+    (result,) = await environment.step(PROMPT, episodes([completion("x")]))
     assert result.reward == 0.75
     await environment.close()

@@ -6,7 +6,7 @@ import pytest
 from rl.core.types import FinishReason, RolloutStatus
 from rl.environments.config import MathEnvConfig
 from rl.environments.math import MathEnvironment
-from tests.support.completions import completion, text_prompt
+from tests.support.completions import completion, episodes, text_prompt
 
 BOMB = r"\boxed{9^{9^{9^9}}}"
 
@@ -20,16 +20,20 @@ async def environment():
 
 async def test_rewards_come_in_the_order_of_the_completions(environment):
     prompt = text_prompt(metadata={"answer": "1/3"})
-    results = await environment.step(prompt, [completion(text) for text in (r"\boxed{\frac13}", "2", "1/3", "no idea")])
+    results = await environment.step(
+        prompt, episodes([completion(text) for text in (r"\boxed{\frac13}", "2", "1/3", "no idea")])
+    )
     assert [result.reward for result in results] == [1.0, 0.0, 1.0, 0.0]
     assert all(result.done and result.status is RolloutStatus.OK and result.messages == () for result in results)
 
 
 async def test_a_bomb_times_out_alone_and_its_siblings_are_scored(environment):
     prompt = text_prompt(metadata={"answer": "7"})
-    await environment.step(prompt, [completion("7")])
+    await environment.step(prompt, episodes([completion("7")]))
     start = time.monotonic()
-    results = await environment.step(prompt, [completion(BOMB), completion("7"), completion(BOMB), completion("8")])
+    results = await environment.step(
+        prompt, episodes([completion(BOMB), completion("7"), completion(BOMB), completion("8")])
+    )
     assert time.monotonic() - start < 10
     assert [result.status for result in results] == [
         RolloutStatus.REWARD_TIMEOUT,
@@ -39,11 +43,11 @@ async def test_a_bomb_times_out_alone_and_its_siblings_are_scored(environment):
     ]
     assert math.isnan(results[0].reward) and "no result within 1 s" in results[0].detail
     assert [results[1].reward, results[3].reward] == [1.0, 0.0]
-    assert (await environment.step(prompt, [completion("7")]))[0].reward == 1.0
+    assert (await environment.step(prompt, episodes([completion("7")])))[0].reward == 1.0
 
 
 async def test_a_prompt_without_reference_answer_is_an_error_and_no_zero(environment):
-    (result,) = await environment.step(text_prompt(), [completion("7")])
+    (result,) = await environment.step(text_prompt(), episodes([completion("7")]))
     assert result.status is RolloutStatus.REWARD_ERROR and math.isnan(result.reward)
     assert "no reference answer" in result.detail
 
@@ -56,7 +60,9 @@ async def test_a_literal_answer_must_have_ended_by_itself():
         ("3+5\n", FinishReason.STOP),
         ("8 ok", FinishReason.STOP),
     ]
-    results = await environment.step(text_prompt(metadata={"answer": "8"}), [completion(*text) for text in texts])
+    results = await environment.step(
+        text_prompt(metadata={"answer": "8"}), episodes([completion(*text) for text in texts])
+    )
     assert [result.reward for result in results] == [1.0, 0.0, 0.0, 0.0]
     assert [result.metrics["properly_ended"] for result in results] == [1.0, 0.0, 1.0, 1.0]
     await environment.close()

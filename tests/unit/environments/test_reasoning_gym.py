@@ -3,7 +3,7 @@ from rl.data.config import ReasoningGymDataset
 from rl.data.datasets import load_rows
 from rl.environments.config import ReasoningGymEnvConfig
 from rl.environments.reasoning_gym import ReasoningGymEnvironment
-from tests.support.completions import completion, text_prompt
+from tests.support.completions import completion, episodes, text_prompt
 
 
 async def test_the_task_scores_its_own_entries():
@@ -13,8 +13,8 @@ async def test_the_task_scores_its_own_entries():
         answer = row.metadata["answer"]
         prompt = Prompt(row.row_id, row.messages, "gym", row.metadata, (1,))
         texts = [f"I count <answer>{answer}</answer>", answer, "<answer>-1</answer>"]
-        results = await environment.step(prompt, [completion(text) for text in texts])
+        results = await environment.step(prompt, episodes([completion(text) for text in texts]))
         assert [result.reward for result in results] == [1.0, 1.0, 0.0]
-    (result,) = await environment.step(text_prompt(metadata={"answer": "1"}), [completion("1")])
+    (result,) = await environment.step(text_prompt(metadata={"answer": "1"}), episodes([completion("1")]))
     assert result.status is RolloutStatus.REWARD_ERROR and "no reasoning-gym task" in result.detail
     await environment.close()

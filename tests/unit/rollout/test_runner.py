@@ -5,8 +5,8 @@ import math
 import pytest
 
 from rl.core.errors import ConfigError, DataError, InfraError
-from rl.core.types import Completion, Prompt, RolloutStatus
-from rl.environments.base import StepResult
+from rl.core.types import Prompt, RolloutStatus
+from rl.environments.base import Episode, StepResult
 from rl.generation.generator import SamplingParams
 from rl.rollout.runner import Attempt, GroupRunner, RunnerLimits
 from rl.rollout.unscored import Unscored
@@ -103,7 +103,7 @@ async def test_the_first_failing_sibling_cancels_the_others() -> None:
 
 async def test_a_hanging_generator_and_a_hanging_environment_meet_their_deadlines() -> None:
     class Hanging(EchoEnvironment):
-        async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+        async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
             await clock.sleep(1e9)
             return []
 
@@ -117,8 +117,8 @@ async def test_a_hanging_generator_and_a_hanging_environment_meet_their_deadline
 
 async def test_a_wrong_number_of_results_is_a_data_error() -> None:
     class Short(EchoEnvironment):
-        async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
-            return (await super().step(prompt, completions))[1:]
+        async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
+            return (await super().step(prompt, episodes))[1:]
 
     clock = FakeClock()
     with pytest.raises(DataError, match="2 completions with 1 results"):

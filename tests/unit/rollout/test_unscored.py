@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from rl.core.types import Completion, Prompt, RolloutStatus
-from rl.environments.base import StepResult
+from rl.core.types import Prompt, RolloutStatus
+from rl.environments.base import Episode, StepResult
 from rl.generation.generator import SamplingParams
 from rl.rollout.runner import Attempt, GroupRunner, RunnerLimits
 from rl.rollout.unscored import REASONS_TOLD, Unscored
@@ -18,10 +18,10 @@ SAMPLING = SamplingParams(1.0, 1.0, None, 8, (2,), (), 0)
 class BrokenJudge(EchoEnvironment):
     """Fails every sample, with the words of a function environment."""
 
-    async def step(self, prompt: Prompt, completions: list[Completion]) -> list[StepResult]:
+    async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
         detail = "mine:score, prompt p0, sample {}: RuntimeError: the judge is broken"
         failed = RolloutStatus.REWARD_ERROR
-        return [StepResult((), float("nan"), True, failed, detail=detail.format(i)) for i in range(len(completions))]
+        return [StepResult((), float("nan"), True, failed, detail=detail.format(i)) for i in range(len(episodes))]
 
 
 def levels(caplog: pytest.LogCaptureFixture) -> list[str]:

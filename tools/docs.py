@@ -1,7 +1,7 @@
-"""Write docs/config.md, the reference of every configuration key, from the classes.
+"""Write the references: docs/config.md from the configuration classes, docs/metrics.md from the registry of metrics.
 
-python3 tools/docs.py            # writes the file
-python3 tools/docs.py --check    # exit code 1 when the file is not what the classes say
+python3 tools/docs.py            # writes the files
+python3 tools/docs.py --check    # exit code 1 when a file is not what the code says
 """
 
 import re
@@ -16,6 +16,7 @@ from rl.controller.config import MasterConfig
 from rl.core.config_schema import SectionDoc, allowed, is_operational, leaf_fields, sections
 from rl.core.config_view import scalar
 from rl.core.interpolation import RESOLVER_NAMES
+from rl.core.metric_registry import MetricSpec, metric_groups
 
 INTRODUCTION = f"""\
 # Configuration reference
@@ -25,6 +26,14 @@ Generated from the classes by `python3 tools/docs.py`; do not edit. How files, o
 
 A *run* key says how a run is carried out; runs that differ only in such keys compute the same, and `--resume auto` goes
 on across a change of them. Interpolation knows the functions {", ".join(f"`{name}`" for name in RESOLVER_NAMES)}.
+"""
+METRICS_INTRODUCTION = """\
+# Metrics
+
+Generated from `rl/core/metric_tables.py` by `python3 tools/docs.py`; do not edit. These are the names in
+`metrics.jsonl` and of every tracker. A name that is not here is an error, except below a name that ends in `/*`. A
+metric over nothing (no valid rollout, no trained token) is left out rather than reported as 0. Where a step has several
+optimizer steps, means are averaged over them, counts added, and extrema stay extrema.
 """
 OWN_KEYS = """
 ## extras
@@ -62,6 +71,26 @@ def _table(section: SectionDoc) -> Iterator[str]:
         yield f"| `{name}` | `{_cell(allowed(info))}` | {_cell(default)} | {kind} | {_prose(info.description or '')} |"
 
 
+def metrics_reference() -> str:
+    """Return the text of docs/metrics.md."""
+    parts = [METRICS_INTRODUCTION]
+    for group, specs in metric_groups():
+        heading = [
+            "",
+            f"## {group.title}",
+            "",
+            "| metric | unit | reduction | logged | meaning |",
+            "|---|---|---|---|---|",
+        ]
+        parts.append("\n".join([*heading, *map(_metric_row, specs)]) + "\n")
+    return "".join(parts)
+
+
+def _metric_row(spec: MetricSpec) -> str:
+    when = spec.when or "always"
+    return f"| `{spec.name}` | {spec.unit} | {_cell(spec.reduction)} | {_cell(when)} | {_prose(spec.meaning)} |"
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
@@ -78,16 +107,21 @@ def _anchor(title: str) -> str:
 
 
 def main() -> int:
-    """Write the reference, or compare it."""
-    file = Path(__file__).resolve().parent.parent / "docs" / "config.md"
-    text = reference()
-    if "--check" in sys.argv[1:]:
-        if file.read_text(encoding="utf-8") == text:
-            return 0
-        print(f"{file.name} is not what the classes say; run python3 tools/docs.py")
-        return 1
-    file.write_text(text, encoding="utf-8")
-    return 0
+    """Write the references, or compare them."""
+    folder = Path(__file__).resolve().parent.parent / "docs"
+    texts = {"config.md": reference(), "metrics.md": metrics_reference()}
+    if "--check" not in sys.argv[1:]:
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return 0
+    stale = [name for name, text in texts.items() if _read(folder / name) != text]
+    for name in stale:
+        print(f"{name} is not what the code says; run python3 tools/docs.py")
+    return 1 if stale else 0
+
+
+def _read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rl.core.clock import Clock
+from rl.core.metric_registry import check_metric_names
 from rl.telemetry.background import BackgroundSink
 from rl.telemetry.config import LoggerConfig
 from rl.telemetry.metrics_file import MetricsFile
@@ -78,8 +79,12 @@ class RunLogger:
 
         Args:
             step: From 1; one line per step.
-            metrics: Values by full name ("train/reward", "timing/train/generation"); what is not finite is left out.
+            metrics: Values by full name ("train/reward", "timing/train/weight_sync"); what is not finite is left out.
+
+        Raises:
+            ValueError: the registry of metrics lacks a name.
         """
+        check_metric_names(metrics)
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         self._write(step, finite)
         for sink in self._sinks:

@@ -39,11 +39,18 @@ def test_a_resumed_run_drops_what_is_done_again_and_its_time_goes_on(tmp_path):
     logger = RunLogger(QUIET, tmp_path, {}, clock)
     for step in range(1, 8):
         clock.advance(1)
-        logger.log_step(step, {"a": step})
+        logger.log_step(step, {"train/reward": step})
     resumed = RunLogger(QUIET, tmp_path, {}, FakeClock(), resumed_after=5)
-    resumed.log_step(6, {"a": 60})
+    resumed.log_step(6, {"train/reward": 60})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5, 6]
-    assert lines(tmp_path)[-1] == {"step": 6, "time_s": 5.0, "a": 60.0}
+    assert lines(tmp_path)[-1] == {"step": 6, "time_s": 5.0, "train/reward": 60.0}
+
+
+def test_a_metric_that_the_registry_lacks_is_an_error(tmp_path):
+    logger = RunLogger(QUIET, tmp_path, {}, FakeClock())
+    with pytest.raises(ValueError, match="did you mean 'train/reward'"):
+        logger.log_step(1, {"train/rewards": 1.0})
+    assert not logger.path.exists()
 
 
 def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path):
@@ -68,15 +75,15 @@ def test_tensorboard_shows_a_resumed_run_as_one_curve(tmp_path):
 
 def test_a_full_disk_is_one_warning_and_its_lines_follow_when_there_is_room(tmp_path, caplog):
     logger = RunLogger(QUIET, tmp_path, {}, FakeClock())
-    logger.log_step(1, {"a": 1.0})
+    logger.log_step(1, {"train/reward": 1.0})
     with files_up_to(logger.path.stat().st_size + 5):
-        logger.log_step(2, {"a": 1.0})
-        logger.log_step(3, {"a": 1.0})
-        logger.log_step(3, {"b": 2.0})
+        logger.log_step(2, {"train/reward": 1.0})
+        logger.log_step(3, {"train/reward": 1.0})
+        logger.log_step(3, {"train/loss": 2.0})
         assert [line["step"] for line in lines(tmp_path)] == [1]
-    logger.log_step(4, {"a": 1.0})
+    logger.log_step(4, {"train/reward": 1.0})
     assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4]
-    assert lines(tmp_path)[2] == {"step": 3, "time_s": 0.0, "a": 1.0, "b": 2.0}
+    assert lines(tmp_path)[2] == {"step": 3, "time_s": 0.0, "train/reward": 1.0, "train/loss": 2.0}
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
     messages = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(messages) == 1 and "training goes on" in messages[0]
@@ -104,8 +111,8 @@ def test_settings_are_flattened_with_dots():
 
 def test_the_last_line_is_written_at_the_end_when_there_is_room_again(tmp_path):
     logger = RunLogger(QUIET, tmp_path, {}, FakeClock())
-    logger.log_step(1, {"a": 1.0})
+    logger.log_step(1, {"train/reward": 1.0})
     with files_up_to(logger.path.stat().st_size + 5):
-        logger.log_step(2, {"a": 1.0})
+        logger.log_step(2, {"train/reward": 1.0})
     logger.close()
     assert [line["step"] for line in lines(tmp_path)] == [1, 2]

@@ -1,16 +1,25 @@
-"""The configuration reference is what the classes say."""
+"""The references are what the code says."""
 
 from pathlib import Path
 
 from rl.controller.config import MasterConfig
 from rl.core.config_schema import leaf_fields, sections
+from rl.core.metric_registry import metric_groups
 from tools import docs
 
 ROOT = Path(docs.__file__).resolve().parent.parent
 
 
-def test_the_reference_is_up_to_date() -> None:
+def test_the_references_are_up_to_date() -> None:
     assert (ROOT / "docs" / "config.md").read_text() == docs.reference(), "run: python3 tools/docs.py"
+    assert (ROOT / "docs" / "metrics.md").read_text() == docs.metrics_reference(), "run: python3 tools/docs.py"
+
+
+def test_every_metric_has_a_row() -> None:
+    rows = [line for line in docs.metrics_reference().splitlines() if line.startswith("| `")]
+    specs = [spec for _, specs in metric_groups() for spec in specs]
+    assert [row.split("`")[1] for row in rows] == [spec.name for spec in specs]
+    assert all(row.replace("\\|", "").count("|") == 6 for row in rows)
 
 
 def test_every_key_has_a_meaning() -> None:

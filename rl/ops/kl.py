@@ -57,6 +57,18 @@ def score_function_weight(logprobs: Tensor) -> Tensor:
     return torch.exp(logprobs - logprobs.detach())
 
 
+def importance_weight(logprobs: Tensor, sampler_logprobs: Tensor) -> Tensor:
+    """Return exp(logprob - sampler_logprob) with gradient: the weight of a token that another distribution sampled.
+
+    A weight that is no finite number is 0, and so is its gradient.
+    """
+    log_weight = logprobs - sampler_logprobs
+    # The choice is made before the exponential: behind it, the gradient of a discarded infinity would be NaN.
+    is_finite = torch.isfinite(log_weight) & torch.isfinite(torch.exp(log_weight.detach()))
+    safe = torch.where(is_finite, log_weight, torch.zeros_like(log_weight))
+    return torch.where(is_finite, torch.exp(safe), torch.zeros_like(safe))
+
+
 def _estimate(log_ratio: Tensor, estimator: KlEstimator) -> Tensor:
     if estimator == "k1":
         return -log_ratio

@@ -5,7 +5,7 @@ A missing or non-finite log-probability is an engine fault: the request may be t
 
 from collections.abc import Sequence
 
-from rl.core.errors import DataError, InfraError
+from rl.core.errors import CompletionError, DataError, InfraError
 from rl.core.types import Completion, FinishReason, PolicyVersion, VersionSpan
 
 
@@ -28,18 +28,19 @@ def make_completion(
         text: The decoded tokens without the stop token or stop string.
 
     Raises:
-        InfraError: the engine gave no token, lost or spoiled a log-probability, or ended the request early.
+        CompletionError: the engine gave no token, lost or spoiled a log-probability.
+        InfraError: it ended the request early.
     """
     if finish_reason not in (FinishReason.STOP.value, FinishReason.LENGTH.value):
         raise InfraError(f"request {request_id} ended with '{finish_reason}' after {len(tokens)} tokens; retry it")
     missing = [position for position, value in enumerate(logprobs) if value is None]
     if missing:
-        raise InfraError(f"request {request_id}: the engine reported no log-probability of token {missing[0]}")
+        raise CompletionError(f"request {request_id}: the engine reported no log-probability of token {missing[0]}")
     try:
         values = tuple(float(value) for value in logprobs if value is not None)
         return Completion(tuple(tokens), values, FinishReason(finish_reason), tuple(spans), text)
     except ValueError as error:
-        raise InfraError(f"request {request_id}: the engine returned an unusable completion: {error}") from error
+        raise CompletionError(f"request {request_id}: the engine returned an unusable completion: {error}") from error
 
 
 def completion_budget(request_id: str, prompt_tokens: Sequence[int], max_new_tokens: int, max_model_len: int) -> int:

@@ -50,6 +50,7 @@ class GeneratorRequest:
         gpus_per_replica: GPUs of each engine.
         trust_remote_code: Whether model code from the folder may run.
         call_timeout_s: Deadline of one worker call, in seconds.
+        loaded_version: Version that the weights in the folder are; None = nothing is sampled before the first refit.
     """
 
     model_path: str
@@ -61,6 +62,7 @@ class GeneratorRequest:
     gpus_per_replica: int
     trust_remote_code: bool
     call_timeout_s: float
+    loaded_version: PolicyVersion | None = None
 
 
 class Generator(Protocol):

@@ -60,6 +60,8 @@ class HfWorker:
         self._info: TransferInfo | None = None
         self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._batches = BatchLoop(self._next_logits, self._decode, MAX_BATCH, self._replica)
+        if request.loaded_version is not None:
+            self._batches.set_version(request.loaded_version)
 
     def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
         """Sample one completion; waits while paused. See `Generator.generate` for what it raises."""
@@ -195,4 +197,4 @@ async def build(config: HfGenerationConfig, cluster: Cluster, request: Generator
     longest_s = max(request.call_timeout_s, config.request_timeout_s)
     workers = replicas_of(request, config.num_replicas, MAX_BATCH, longest_s)
     group = await cluster.start_workers(HfWorker, workers, config, request)
-    return PooledGenerator(group, HfWorker, request.max_model_len, MAX_BATCH)
+    return PooledGenerator(group, HfWorker, request, MAX_BATCH)

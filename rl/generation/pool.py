@@ -94,23 +94,26 @@ class PooledGenerator(Generic[W]):
     Args:
         group: One worker per replica.
         worker_class: Their class.
-        max_model_len: Longest prompt + completion, in tokens.
+        request: What the replicas were built with.
         max_in_flight: Requests that one replica has at once; further ones wait here, where no deadline runs yet.
     """
 
-    def __init__(self, group: WorkerGroup[W], worker_class: type[W], max_model_len: int, max_in_flight: int) -> None:
+    def __init__(
+        self, group: WorkerGroup[W], worker_class: type[W], request: GeneratorRequest, max_in_flight: int
+    ) -> None:
         self._group = group
         self._worker = worker_class
-        self._max_model_len = max_model_len
+        self._max_model_len = request.max_model_len
         self._places = [asyncio.Semaphore(max_in_flight) for _ in range(group.world_size)]
         self._in_flight = [0] * group.world_size
-        self._versions = [NO_VERSION] * group.world_size
+        loaded = NO_VERSION if request.loaded_version is None else request.loaded_version
+        self._versions = [loaded] * group.world_size
         self._aborts: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
     def version(self) -> PolicyVersion:
-        """The version that every replica acknowledged; NO_VERSION before the first refit.
+        """The version that every replica acknowledged; before the first refit that of the loaded weights or NO_VERSION.
 
         Raises:
             WeightSyncError: the replicas hold different versions: a refit failed half-way.

@@ -20,4 +20,4 @@ async def build(
     longest_s = max(request.call_timeout_s, engine.start_timeout_s, engine.request_timeout_s)
     workers = replicas_of(request, config.num_replicas, engine.max_num_seqs, longest_s)
     group = await cluster.start_workers(VllmWorker, workers, engine, request)
-    return PooledGenerator(group, VllmWorker, request.max_model_len, engine.max_num_seqs)
+    return PooledGenerator(group, VllmWorker, request, engine.max_num_seqs)

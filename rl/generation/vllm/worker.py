@@ -144,6 +144,9 @@ class VllmWorker:
                 arguments = AsyncEngineArgs(**engine_arguments(context, self._config, self._request))
                 work = self._build(AsyncLLM, arguments, arguments.create_engine_config())
                 engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
+                if self._request.loaded_version is not None:
+                    naming = engine.update_weight_version(str(self._request.loaded_version))
+                    self._call(naming, self._request.call_timeout_s, "naming the loaded weights")
             except (ValueError, TypeError) as error:
                 raise ConfigError(
                     f"vLLM refuses the model {self._request.model_path} or the arguments of "

@@ -92,6 +92,16 @@ async def test_after_each_refit_logprobs_and_versions_are_the_new_ones(run: Run)
         assert max(run.gap(completion) for completion in done) < 1e-5
 
 
+async def test_weights_that_have_a_version_when_they_are_loaded_need_no_refit(folder: Path) -> None:
+    request = replace(generator_request(folder), loaded_version=3)
+    generator = await build(HfGenerationConfig(), InProcessCluster("tdm-test"), request)
+    assert generator.version == 3
+    params = SamplingParams(1.0, 1.0, None, 8, (EOS_ID,), (), 0)
+    done = await generator.generate(PROMPT, params, request_id="r", session="s")
+    assert {span.version for span in done.version_spans} == {3}
+    await generator.close()
+
+
 async def test_a_version_that_only_one_replica_took_is_noticed(run: Run) -> None:
     run.generator._versions[1] = 7
     with pytest.raises(WeightSyncError, match="different versions"):

@@ -14,6 +14,7 @@ from rl.generation.pool import PooledGenerator, replicas_of
 from tests.support.local_group import InProcessGroup
 
 PARAMS = SamplingParams(1.0, 1.0, None, 4, (), (), 0)
+REQUEST = GeneratorRequest("/model", "/model", "float32", 64, 0, 1, 0, False, 10.0)
 
 
 class Worker:
@@ -34,7 +35,7 @@ class Worker:
 def pool(replicas: int) -> tuple[PooledGenerator[Worker], list[Worker]]:  # type: ignore[type-var]
     workers = [Worker() for _ in range(replicas)]
     group = InProcessGroup(workers, WorkerRequest("generation", replicas, 1, 0, 4, 10.0))
-    return PooledGenerator(group, Worker, 64, 4), workers  # type: ignore[type-var]
+    return PooledGenerator(group, Worker, REQUEST, 4), workers  # type: ignore[type-var]
 
 
 def test_the_replica_with_the_fewest_requests_in_flight_is_chosen() -> None:
@@ -100,14 +101,13 @@ class Busy:
 
 
 PLACES = 3
-REQUEST = GeneratorRequest("/model", "/model", "float32", 64, 0, 1, 0, False, 10.0)
 
 
 async def crowd(count: int) -> tuple[PooledGenerator[Busy], Busy, list["asyncio.Task[Completion]"]]:  # type: ignore[type-var]
     """A replica with every place taken and more requests than threads."""
     worker = Busy()
     group = InProcessGroup([worker], replicas_of(REQUEST, 1, PLACES, 10.0))
-    generator = PooledGenerator(group, Busy, 64, PLACES)  # type: ignore[type-var]
+    generator = PooledGenerator(group, Busy, REQUEST, PLACES)  # type: ignore[type-var]
     tasks = [
         asyncio.ensure_future(generator.generate([1], PARAMS, request_id=str(index), session="s"))
         for index in range(count)

@@ -1,4 +1,4 @@
-"""Cross-section checks of the algorithm, the trained model and the generator. See `rl.controller.checks`."""
+"""Cross-section checks of the step, the trained model and the generator. See `rl.controller.checks`."""
 
 from collections.abc import Iterator
 
@@ -70,77 +70,6 @@ def groups_have_siblings(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(keys, problem, "use at least 2")
 
 
-def on_policy_ratio_needs_one_update(config: MasterConfig) -> Iterator[Conflict]:
-    """After a first optimizer step the ratio is no longer 1."""
-    size = config.policy.train_global_batch_size
-    if config.loss_fn.force_on_policy_ratio and size is not None and size != config.sequences_per_step:
-        keys = ("loss_fn.force_on_policy_ratio", "policy.train_global_batch_size")
-        sizes = f"{keys[1]}={size} of {_step_text(config)}"
-        problem = f"{keys[0]}=true needs one optimizer step per RL step, but {sizes} makes more"
-        yield Conflict(keys, problem, f"set {keys[1]}=null or {keys[0]}=false")
-
-
-def on_policy_ratio_is_never_clipped(config: MasterConfig) -> Iterator[Conflict]:
-    """Clip bounds mean nothing for a ratio of 1."""
-    if config.loss_fn.force_on_policy_ratio:
-        names = ["ratio_clip_min", "ratio_clip_max", "ratio_clip_c"]
-        key = "loss_fn.force_on_policy_ratio"
-        yield from inert(config.loss_fn, "loss_fn", names, key, f"with {key}=true the ratio is always 1")
-
-
-def kl_settings_need_a_penalty(config: MasterConfig) -> Iterator[Conflict]:
-    """Without the KL term its settings mean nothing."""
-    if config.loss_fn.reference_policy_kl_penalty == 0:
-        names = ["reference_policy_kl_type", "kl_input_clamp_value", "kl_output_clamp_value"]
-        key = "loss_fn.reference_policy_kl_penalty"
-        yield from inert(config.loss_fn, "loss_fn", names, key, f"{key}=0 leaves the KL term out")
-
-
-def lookahead_needs_correction(config: MasterConfig) -> Iterator[Conflict]:
-    """Rollouts of an older version must be weighted."""
-    lookahead = config.async_rl.sampler.max_lookahead_versions
-    if lookahead > 0 and not config.loss_fn.use_importance_sampling_correction:
-        keys = ("async_rl.sampler.max_lookahead_versions", "loss_fn.use_importance_sampling_correction")
-        problem = f"{keys[0]}={lookahead} trains on rollouts of older versions, which needs {keys[1]}=true, got false"
-        yield Conflict(keys, problem, f"set {keys[1]}=true, or {keys[0]}=0 for a synchronous run")
-
-
-_TRUNCATION = "loss_fn.truncated_importance_sampling"
-
-
-def truncation_needs_a_weight(config: MasterConfig) -> Iterator[Conflict]:
-    """Truncation bounds the weight of the importance-sampling correction."""
-    kind, key = config.loss_fn.truncated_importance_sampling_type, "loss_fn.use_importance_sampling_correction"
-    if kind is not None and not config.loss_fn.use_importance_sampling_correction:
-        problem = f"{_TRUNCATION}_type={kind} truncates a weight that {key}=false leaves out"
-        yield Conflict((f"{_TRUNCATION}_type", key), problem, f"set {key}=true")
-
-
-def truncation_has_a_bound(config: MasterConfig) -> Iterator[Conflict]:
-    """A truncation needs its upper bound."""
-    kind, upper = config.loss_fn.truncated_importance_sampling_type, config.loss_fn.truncated_importance_sampling_ratio
-    if kind is not None and upper is None:
-        keys = (f"{_TRUNCATION}_type", f"{_TRUNCATION}_ratio")
-        yield Conflict(keys, f"{keys[0]}={kind} needs {keys[1]}, got null", f"set {keys[1]}=2.0")
-
-
-def truncation_bounds_have_a_type(config: MasterConfig) -> Iterator[Conflict]:
-    """Without a truncation its bounds mean nothing."""
-    if config.loss_fn.truncated_importance_sampling_type is None:
-        names = ["truncated_importance_sampling_ratio", "truncated_importance_sampling_ratio_min"]
-        key = f"{_TRUNCATION}_type"
-        yield from inert(config.loss_fn, "loss_fn", names, key, f"{key}=null truncates nothing; set {key}=tis")
-
-
-def truncation_bounds_are_ordered(config: MasterConfig) -> Iterator[Conflict]:
-    """The lower bound is not above the upper one."""
-    upper = config.loss_fn.truncated_importance_sampling_ratio
-    lower = config.loss_fn.truncated_importance_sampling_ratio_min
-    if upper is not None and lower is not None and lower > upper:
-        keys = (f"{_TRUNCATION}_ratio_min", f"{_TRUNCATION}_ratio")
-        yield Conflict(keys, f"{keys[0]}={lower} is above {keys[1]}={upper}", "exchange them")
-
-
 def decay_has_a_length(config: MasterConfig) -> Iterator[Conflict]:
     """A decaying schedule needs its length."""
     scheduler, keys = config.policy.scheduler, ("policy.scheduler.name", "policy.scheduler.decay_steps")
@@ -198,14 +127,6 @@ POLICY_CHECKS: list[Check] = [
     updates_divide_over_workers,
     micro_batches_divide,
     groups_have_siblings,
-    on_policy_ratio_needs_one_update,
-    on_policy_ratio_is_never_clipped,
-    kl_settings_need_a_penalty,
-    lookahead_needs_correction,
-    truncation_needs_a_weight,
-    truncation_has_a_bound,
-    truncation_bounds_have_a_type,
-    truncation_bounds_are_ordered,
     decay_has_a_length,
     schedule_settings_have_an_effect,
     completion_fits_the_context,

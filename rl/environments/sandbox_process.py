@@ -3,6 +3,7 @@
 It knows nothing about how the sandbox isolates; see `rl.environments.sandbox`.
 """
 
+import ctypes
 import enum
 import json
 import os
@@ -19,6 +20,7 @@ from rl.core.errors import InfraError
 END_DEADLINE_S = 10.0
 LOOK_EVERY_S = 0.05
 _CHUNK_BYTES = 1 << 16
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class Ending(enum.Enum):
@@ -47,6 +49,7 @@ class SandboxProcess:
         self._output_bytes = output_bytes
         self._kept: dict[int, bytearray] = {stream.fileno(): bytearray() for stream in (process.stdout, process.stderr)}
         self._seen_bytes = 0
+        self._told = b""
         self._first_pid: int | None = None
         self._first: int | None = None  # a pidfd: a number may be given to another process, this may not
         for descriptor in self._kept:
@@ -78,22 +81,30 @@ class SandboxProcess:
                 os.close(outer)
 
     def end(self) -> int:
-        """End what still runs, wait until nothing does, take what was written; return bubblewrap's exit code.
+        """End what still runs, wait until nothing does, take what was written; idempotent.
+
+        Returns:
+            bubblewrap's exit code: the program's own, if it ended by itself.
 
         Raises:
             InfraError: something lives on.
         """
-        if self._first is None and self._process.poll() is None:
-            self._learn_first(END_DEADLINE_S)
-        self._process.kill()
-        if self._first is not None:
+        if self._process.returncode is not None:
+            return self._process.returncode
+        deadline = time.monotonic() + END_DEADLINE_S
+        while self._first is None and _is_readable(self._info.fileno(), deadline) and self._learn_first():
+            pass
+        if self._first is None:
+            self._process.kill()  # it has started nothing
+        else:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._first, signal.SIGKILL)
-            self._await_first()
+            self._await_first(deadline)
         try:
-            code = self._process.wait(END_DEADLINE_S)
+            code = self._process.wait(max(deadline - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired as error:
-            raise InfraError(f"bubblewrap (pid {self._process.pid}) cannot be ended") from error
+            self._process.kill()
+            raise InfraError(f"bubblewrap (pid {self._process.pid}) did not end within {END_DEADLINE_S:g} s") from error
         for descriptor in self._kept:
             while self._read(descriptor):
                 pass
@@ -113,9 +124,8 @@ class SandboxProcess:
         for descriptor in self._kept:
             if descriptor in ready and not self._read(descriptor):
                 selector.unregister(descriptor)
-        if self._info.fileno() in ready:
+        if self._info.fileno() in ready and not self._learn_first():
             selector.unregister(self._info.fileno())
-            self._learn_first(0.0)
 
     def _read(self, descriptor: int) -> bool:
         """Keep what the pipe has; return whether it may bring more."""
@@ -128,29 +138,43 @@ class SandboxProcess:
         self._seen_bytes += len(found)
         return bool(found)
 
-    def _learn_first(self, timeout_s: float) -> None:
-        """Read the pid of the sandbox's first process; bubblewrap writes it in one piece, or ends without."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._info, selectors.EVENT_READ)
-            if not selector.select(timeout_s):
-                return
-        written = os.read(self._info.fileno(), _CHUNK_BYTES)
-        if not written.rstrip().endswith(b"}"):
-            return
-        pid = json.loads(written)["child-pid"]
-        with suppress(ProcessLookupError):
-            self._first = os.pidfd_open(pid)
-            self._first_pid = pid
+    def _learn_first(self) -> bool:
+        """Read of the pid of the sandbox's first process what there is; return whether more is to come."""
+        found = os.read(self._info.fileno(), _CHUNK_BYTES)
+        self._told += found
+        if found and not self._told.rstrip().endswith(b"}"):
+            return True
+        told, self._told = self._told, b""
+        if told:
+            self._first_pid = int(json.loads(told)["child-pid"])
+            with suppress(ProcessLookupError):
+                self._first = os.pidfd_open(self._first_pid)
+        return False
 
-    def _await_first(self) -> None:
-        assert self._first is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._first, selectors.EVENT_READ)
-            is_over = bool(selector.select(END_DEADLINE_S))
+    def _await_first(self, deadline: float) -> None:
+        """Wait for the end of the sandbox's first process: the kernel has ended all others by then."""
+        assert self._first is not None and self._first_pid is not None
+        is_over = _is_readable(self._first, deadline)
         os.close(self._first)
-        pid, self._first, self._first_pid = self._first_pid, None, None
+        self._first = None
         if not is_over:
-            raise InfraError(f"the sandbox's processes (under pid {pid}) cannot be ended")
+            raise InfraError(f"the sandbox's processes (under pid {self._first_pid}) cannot be ended")
+        if self._process.poll() is not None:
+            # bubblewrap ends before its child, which init inherits, or this process if it adopts orphans.
+            with suppress(ChildProcessError):
+                os.waitpid(self._first_pid, os.WNOHANG)
+
+
+def adopt_orphans() -> None:
+    """Let this process inherit, and so bury, what its children leave: not every container's first process does."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise InfraError(f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(ctypes.get_errno())}")
+
+
+def _is_readable(descriptor: int, deadline: float) -> bool:
+    with selectors.DefaultSelector() as selector:
+        selector.register(descriptor, selectors.EVENT_READ)
+        return bool(selector.select(max(deadline - time.monotonic(), 0.0)))
 
 
 def resident_bytes(pid: int) -> int:

@@ -7,6 +7,7 @@ from pydantic import Field
 from rl.algorithms.config import GRPOConfig, LossConfig
 from rl.cluster.config import ClusterConfig
 from rl.controller.checkpoint_config import CheckpointingConfig
+from rl.controller.eval_config import EvalConfig
 from rl.core.config import ConfigModel
 from rl.data.config import DataConfig
 from rl.environments.config import EnvConfig
@@ -32,6 +33,7 @@ class MasterConfig(ConfigModel):
     env: EnvConfig
     cluster: ClusterConfig = ClusterConfig()
     async_rl: AsyncRLConfig = AsyncRLConfig()
+    eval: EvalConfig = EvalConfig()
     logger: LoggerConfig = LoggerConfig()
     checkpointing: CheckpointingConfig = CheckpointingConfig()
     extras: dict[str, Any] = Field(default_factory=dict, description="Your own keys; Tandem does not read them.")

@@ -1,4 +1,4 @@
-"""Rollout managers out of the configuration: for training and for each validation."""
+"""Rollout managers out of the configuration: for training, for each validation and for evaluation."""
 
 from collections.abc import Mapping, Sequence
 
@@ -64,8 +64,21 @@ class RolloutFactory:
             seed=training.seed,
         )
 
+    def evaluation_sampling(self) -> SamplingParams:
+        """As the `eval` section says; the ends of a completion are those of training."""
+        section, training = self._config.eval, self.training_sampling()
+        return SamplingParams(
+            temperature=section.temperature,
+            top_p=section.top_p,
+            top_k=section.top_k,
+            max_new_tokens=training.max_new_tokens if section.max_new_tokens is None else section.max_new_tokens,
+            stop_token_ids=training.stop_token_ids,
+            stop_strings=training.stop_strings,
+            seed=section.seed,
+        )
+
     def manager(self, name: str, sampling: SamplingParams) -> RolloutManager:
-        """A manager whose request ids start with `name`."""
+        """A manager whose request ids start with `name`; the seed of `sampling` is that of all its samples."""
         config, failure = self._config, self._config.async_rl.rollout_failure
         limits = RunnerLimits(
             max_turns=config.grpo.max_rollout_turns,
@@ -80,7 +93,7 @@ class RolloutFactory:
             runner,
             failure,
             config.async_rl.max_inflight_prompts,
-            config.grpo.seed,
+            sampling.seed,
             name,
             self._clock,
             self.movement,

@@ -5,10 +5,9 @@ imports) runs in threads, so that a signal ends the set-up at once. What is buil
 stack, also when a later part fails. It runs nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from rl.algorithms.algorithm import Algorithm
@@ -21,7 +20,7 @@ from rl.controller.checkpoint import Checkpointer
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller, ControllerParts
 from rl.controller.disk import check_disk
-from rl.controller.model_check import check_model_folder
+from rl.controller.engine_setup import LoadedModel, generator_request, load_model, start_generator
 from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
@@ -33,22 +32,17 @@ from rl.controller.validation import Validator
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel, in_thread
 from rl.core.errors import ConfigError, DataError
-from rl.core.imports import import_object
 from rl.core.resources import RunResources
-from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
 from rl.data.datasets import load_rows
-from rl.data.pretrained import resolve_model
 from rl.data.prompts import HeldOut, PromptSettings, PromptSource, Skipped
 from rl.environments.base import Environment
 from rl.environments.registry import build_environments
-from rl.generation.generator import Generator, GeneratorRequest
+from rl.generation.generator import Generator
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.sampler import build_sampler
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.sync import WeightSync
-
-BuildGenerator = Callable[[object, Cluster, GeneratorRequest], Awaitable[Generator]]
 
 
 @dataclass(frozen=True)
@@ -72,14 +66,6 @@ class RunContext:
     clock: Clock
 
 
-@dataclass(frozen=True)
-class _Model:
-    """Where the model is, and its tokenizer."""
-
-    path: Path
-    tokenizer: PromptTokenizer
-
-
 async def build_controller(config: MasterConfig, context: RunContext, stack: AsyncExitStack) -> Controller:
     """Build every part of the run.
 
@@ -93,7 +79,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     environments = await build_envs(config, stack)
     threads = build_threads(config, context)
     cluster = await build_workers(config, context, stack)
-    policy, generator = await build_models(config, cluster, context, model, threads, stack)
+    policy, generator = await build_models(config, cluster, model, threads, stack)
     sync = await build_weight_sync(config, policy, generator, context, stack)
     rollouts = RolloutFactory(config, generator, environments, model.tokenizer, context.clock)
     buffer = build_buffer(config)
@@ -142,26 +128,19 @@ def build_rows(config: MasterConfig) -> tuple[Sequence[Row], Sequence[Row]]:
         raise ConfigError(str(error)) from error
 
 
-def build_model(config: MasterConfig, context: RunContext) -> _Model:
-    """Find the model's files, fetch them when needed, and load the tokenizer.
+def build_model(config: MasterConfig, context: RunContext) -> LoadedModel:
+    """Find and check the model and its tokenizer, and the disk that its checkpoints need.
 
     Raises:
-        ConfigError: there is no such model, it is damaged, or it does not suit the configuration.
+        ConfigError: there is no such model, it is damaged, or it does not suit the configuration; or the disk is full.
     """
-    policy = config.policy
-    path = resolve_model(policy.model_name, progress=context.reporter.note)
-    check_model_folder(config, path)
-    check_disk(config, path, context.checkpointer.folder)
-    name = policy.tokenizer.name
-    tokenizer_path = None if name is None else resolve_model(name, progress=context.reporter.note)
-    tokenizer = PromptTokenizer(
-        path, policy.tokenizer, config.data, tokenizer_path, trust_remote_code=policy.trust_remote_code
-    )
-    return _Model(path, tokenizer)
+    model = load_model(config, context.reporter.note)
+    check_disk(config, model.path, context.checkpointer.folder)
+    return model
 
 
 def build_prompts(
-    config: MasterConfig, model: _Model, rows: Sequence[Row], held_out: Sequence[Row]
+    config: MasterConfig, model: LoadedModel, rows: Sequence[Row], held_out: Sequence[Row]
 ) -> tuple[PromptSource, HeldOut]:
     """The endless stream of training prompts, and the fixed list of validation prompts.
 
@@ -220,25 +199,20 @@ async def build_workers(config: MasterConfig, context: RunContext, stack: AsyncE
 
 
 async def build_models(
-    config: MasterConfig,
-    cluster: Cluster,
-    context: RunContext,
-    model: _Model,
-    threads: ThreadPlan,
-    stack: AsyncExitStack,
+    config: MasterConfig, cluster: Cluster, model: LoadedModel, threads: ThreadPlan, stack: AsyncExitStack
 ) -> tuple[Policy, Generator]:
     """Start trainer and engines side by side: each spends most of its start on reading files and importing."""
     policy, generator = await gather_or_cancel(
         [
             build_policy(config, cluster, model, threads, stack),
-            build_generator(config, cluster, context, model, threads, stack),
+            build_generator(config, cluster, model, threads, stack),
         ]
     )
     return cast(Policy, policy), cast(Generator, generator)
 
 
 async def build_policy(
-    config: MasterConfig, cluster: Cluster, model: _Model, threads: ThreadPlan, stack: AsyncExitStack
+    config: MasterConfig, cluster: Cluster, model: LoadedModel, threads: ThreadPlan, stack: AsyncExitStack
 ) -> Policy:
     """Start the trainer."""
     request = PolicyRequest(
@@ -259,30 +233,11 @@ async def build_policy(
 
 
 async def build_generator(
-    config: MasterConfig,
-    cluster: Cluster,
-    context: RunContext,
-    model: _Model,
-    threads: ThreadPlan,
-    stack: AsyncExitStack,
+    config: MasterConfig, cluster: Cluster, model: LoadedModel, threads: ThreadPlan, stack: AsyncExitStack
 ) -> Generator:
     """Start the engines."""
-    section = config.policy.generation
-    request = GeneratorRequest(
-        model_path=str(model.path),
-        tokenizer_path=str(model.tokenizer.path),
-        precision=config.policy.precision,
-        max_model_len=config.policy.max_total_sequence_length,
-        seed=config.grpo.seed,
-        num_threads=threads.generation,
-        gpus_per_replica=section.ranks_per_replica if config.cluster.gpus_per_node > 0 else 0,
-        trust_remote_code=config.policy.trust_remote_code,
-        call_timeout_s=config.cluster.call_timeout_s,
-    )
-    build = cast(BuildGenerator, import_object(section.builder))
-    generator = await build(section, cluster, request)
-    stack.push_async_callback(generator.close)
-    return generator
+    request = generator_request(config, model, threads.generation)
+    return await start_generator(config, cluster, request, stack)
 
 
 async def build_weight_sync(

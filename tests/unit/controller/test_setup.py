@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from rl.controller.config import MasterConfig
+from rl.controller.engine_setup import LoadedModel
 from rl.controller.load import load_config
 from rl.controller.rollout_factory import RolloutFactory
 from rl.controller.setup import (
-    _Model,
     build_algorithm,
     build_buffer,
     build_prompts,
@@ -93,4 +93,4 @@ def test_no_usable_prompt_is_an_error_of_the_configuration_before_the_run(tmp_pa
     good = [Row("good", (Message("text", "a"),), {})]
     for train, held_out in ((rows, good), (good, rows)):
         with pytest.raises(ConfigError, match="none of the 1 rows gives a prompt"):
-            build_prompts(config, _Model(tmp_path / "model", tokenizer), train, held_out)
+            build_prompts(config, LoadedModel(tmp_path / "model", tokenizer), train, held_out)

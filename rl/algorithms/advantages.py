@@ -1,7 +1,10 @@
-"""Advantages from the rewards of sibling rollouts. Groups go by id; rows that are not valid do not vote and get 0.
+"""What estimators share: one row per rollout, the statistics of its siblings, and the way back to tokens.
 
-sequence_advantages = group_advantages(batch.rewards, batch.valid, batch.group_ids, leave_one_out=True, normalize=True)
-advantages = broadcast_to_tokens(sequence_advantages, batch)
+Groups go by id. Rollouts that are not valid do not vote and get 0, as do all tokens that the policy did not sample.
+
+    rollouts = by_rollout(batch)
+    values = group_advantages(rollouts.rewards, rollouts.valid, rollouts.group_ids, leave_one_out=True, normalize=True)
+    advantages = spread(values, rollouts, batch)
 """
 
 from dataclasses import dataclass
@@ -12,6 +15,46 @@ from torch import Tensor
 from rl.core.batch import TrainBatch
 
 _EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """The R rollouts of a batch of N sequences. A rollout that was laid out in several sequences votes once.
+
+    Attributes:
+        rows: [R] int64, the first sequence of each rollout.
+        of_sequence: [N] int64, the rollout of each sequence.
+        rewards: [R] float32; anything where not valid.
+        valid: [R] bool, which rollouts vote; their rewards are finite.
+        group_ids: [R] int64.
+    """
+
+    rows: Tensor
+    of_sequence: Tensor
+    rewards: Tensor
+    valid: Tensor
+    group_ids: Tensor
+
+
+def by_rollout(batch: TrainBatch) -> Rollouts:
+    """Take one row per rollout, in the order of their first sequences' ids."""
+    own = torch.arange(batch.num_sequences)
+    ids = own if batch.rollout_ids is None else batch.rollout_ids
+    unique, of_sequence = torch.unique(ids, return_inverse=True)
+    rows = torch.full_like(unique, batch.num_sequences).scatter_reduce(0, of_sequence, own, "amin")
+    rewards = batch.rewards[rows]
+    return Rollouts(rows, of_sequence, rewards, batch.valid[rows] & rewards.isfinite(), batch.group_ids[rows])
+
+
+def spread(values: Tensor, rollouts: Rollouts, batch: TrainBatch) -> Tensor:
+    """Return [T] float32: each sampled token carries the value ([R]) of its rollout, others 0."""
+    by_token = values.to(torch.float32)[rollouts.of_sequence[batch.sequence_ids]]
+    return torch.where(batch.loss_mask, by_token, 0.0)
+
+
+def voting_tokens(batch: TrainBatch) -> Tensor:
+    """Return [T] bool: the sampled tokens of valid sequences, which make up statistics over tokens."""
+    return batch.loss_mask & (batch.valid & batch.rewards.isfinite())[batch.sequence_ids]
 
 
 @dataclass(frozen=True)
@@ -49,19 +92,19 @@ def group_statistics(rewards: Tensor, valid: Tensor, group_ids: Tensor) -> Group
     mean = sum_by_group(kept) / count.clamp(min=1)
     # Around the mean, not by sums of squares: equal rewards must give exactly 0.
     variance = sum_by_group(votes * (kept - mean).square()) / (count - 1).clamp(min=1)
-    spread = _max_by_group(kept, valid, group, num_groups) + _max_by_group(-kept, valid, group, num_groups)
-    return GroupStatistics(count, mean, torch.where((count > 1) & (spread > 0), variance.sqrt(), 0.0))
+    spread_of = _max_by_group(kept, valid, group, num_groups) + _max_by_group(-kept, valid, group, num_groups)
+    return GroupStatistics(count, mean, torch.where((count > 1) & (spread_of > 0), variance.sqrt(), 0.0))
 
 
 def group_advantages(
     rewards: Tensor, valid: Tensor, group_ids: Tensor, *, leave_one_out: bool, normalize: bool
 ) -> Tensor:
-    """Return one group-relative advantage per row (GRPO: Shao et al. 2024, "DeepSeekMath", section 4.1).
+    """Return one group-relative advantage per row.
 
     A_i = r_i - b, divided by (s + 1e-6) when `normalize` and s > 0, where s is the unbiased standard deviation of the
-    group's valid rewards. b is their mean, or with `leave_one_out` the mean of the other valid rows (RLOO: Ahmadian et
-    al. 2024), which scales r_i - mean by n / (n - 1) and keeps the group's sum at 0. Rows that are not valid or whose
-    reward is not finite, groups with one valid row, and groups with equal rewards get 0.
+    group's valid rewards. b is their mean, or with `leave_one_out` the mean of the other valid rows, which scales
+    r_i - mean by n / (n - 1) and keeps the group's sum at 0. Rows that are not valid or whose reward is not finite,
+    groups with one valid row, and groups with equal rewards get 0.
 
     Args:
         rewards: [N] float; anything where not valid.
@@ -81,9 +124,22 @@ def group_advantages(
     return torch.where(valid & (statistics.std > 0), advantages, 0.0).to(torch.float32)
 
 
-def broadcast_to_tokens(values: Tensor, batch: TrainBatch) -> Tensor:
-    """Return [T]: each token carries the value ([N]) of its sequence."""
-    return values[batch.sequence_ids]
+def shuffle(advantages: Tensor, batch: TrainBatch, seed: int) -> Tensor:
+    """Give every valid rollout the mean advantage of another ([T] -> [T]): a control in which nothing can be learned.
+
+    The permutation follows from the seed and the step's first group, so a resumed run draws the same one.
+    """
+    rollouts = by_rollout(batch)
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + int(batch.group_ids.min()))
+    sampled = batch.loss_mask.nonzero().squeeze(1)
+    owners = rollouts.of_sequence[batch.sequence_ids[sampled]]
+    zeros = torch.zeros(rollouts.rows.numel(), dtype=torch.float64)
+    sums = zeros.index_add(0, owners, advantages[sampled].to(torch.float64))
+    means = sums / torch.bincount(owners, minlength=zeros.numel()).clamp(min=1)
+    voters = rollouts.valid.nonzero().squeeze(1)
+    shuffled = zeros.clone()
+    shuffled[voters] = means[voters[torch.randperm(voters.numel(), generator=generator)]]
+    return spread(shuffled, rollouts, batch)
 
 
 def _max_by_group(values: Tensor, valid: Tensor, group: Tensor, num_groups: int) -> Tensor:

@@ -19,6 +19,8 @@ class Need(enum.Enum):
 
     PREV = "prev_logprobs"
     REFERENCE = "reference_logprobs"
+    TEACHER = "teacher_logprobs"
+    VALUES = "values"
 
 
 @dataclass(frozen=True)
@@ -62,17 +64,45 @@ class LossFunction(Protocol):
         ...
 
 
-class Algorithm(Protocol):
-    """What a training step asks of an algorithm."""
+class Estimator(Protocol):
+    """Turns the rewards of a step into advantages; a pure function of the batch, named by its paper."""
 
     @property
     def needs(self) -> frozenset[Need]:
-        """Columns that must be filled before `advantages` and the losses."""
+        """Columns that must be filled before it is called."""
+        ...
+
+    def __call__(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """Return the columns to add: `advantages` [T] float32, and `returns` where a critic learns.
+
+        Values are 0 off the sampled tokens of valid sequences, and do not depend on what stands there.
+        """
+        ...
+
+
+# A batch that a stage has changed, and what the stage has to report.
+Staged = tuple[TrainBatch, dict[str, float]]
+
+
+class Algorithm(Protocol):
+    """What a training step asks of an algorithm: shape -> (columns of `needs`) -> filter -> advantages -> losses."""
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """Columns that must be filled before `filter`, `advantages` and the losses."""
         ...
 
     @property
     def losses(self) -> Mapping[str, LossFunction]:
         """The loss of each trained model, by model name; in training order."""
+        ...
+
+    def shape(self, batch: TrainBatch) -> Staged:
+        """Transform rewards, and drop sequences that no model need look at to be dropped."""
+        ...
+
+    def filter(self, batch: TrainBatch) -> Staged:
+        """Drop sequences by the columns of `needs`: weight 0 in the loss, the vote in baselines kept."""
         ...
 
     def advantages(self, batch: TrainBatch) -> dict[str, Tensor]:

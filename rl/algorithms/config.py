@@ -1,4 +1,4 @@
-"""Settings of the `grpo` and `loss_fn` sections."""
+"""Settings of the `grpo`, `reward_penalties` and `loss_fn` sections."""
 
 from typing import Annotated, Literal
 
@@ -82,6 +82,21 @@ class RewardShapingConfig(ConfigModel):
     )
 
 
+class RewardPenaltiesConfig(ConfigModel):
+    """Faults of form that cap the reward at 0, before scaling; a negative reward stays as it is."""
+
+    unwanted_token_ids: list[int] = Field(
+        default_factory=list, description="A response that holds one of these token ids is penalised."
+    )
+    malformed_think_tag: bool = Field(
+        False,
+        description="Penalise turns whose think tags do not match: none where the prompt leaves none open, else one "
+        "closing tag; needs both ids.",
+    )
+    think_open_id: int | None = Field(None, ge=0, description="Token id of the opening think tag.")
+    think_close_id: int | None = Field(None, ge=0, description="Token id of the closing think tag.")
+
+
 class GRPOConfig(ConfigModel):
     """Group Relative Policy Optimization: the batch, its advantages, and when to validate."""
 
@@ -110,8 +125,8 @@ class GRPOConfig(ConfigModel):
     seq_logprob_error_threshold: float | None = Field(
         None, ge=1, description="Drop sequences whose mean exp(|generator - trainer logprob|) is above; null = none."
     )
-    advantage_clip_low: float | None = Field(None, description="Lower bound of advantages; null = none.")
-    advantage_clip_high: float | None = Field(None, description="Upper bound of advantages; null = none.")
+    advantage_clip_low: float | None = Field(None, le=0, description="Lower bound of advantages; null = none.")
+    advantage_clip_high: float | None = Field(None, ge=0, description="Upper bound of advantages; null = none.")
     invalid_tool_call_advantage: float | None = Field(
         None, description="Advantage of all tokens of a turn with a malformed tool call; null = as any other turn."
     )

@@ -6,6 +6,11 @@ group's baseline. Groups are dropped whole and before the step (dynamic sampling
 
 from collections.abc import Iterable
 
+import torch
+from torch import Tensor
+
+from rl.algorithms.algorithm import Staged
+from rl.core.batch import TrainBatch
 from rl.core.types import RolloutGroup
 
 
@@ -22,3 +27,69 @@ def has_varied_rewards(rewards: Iterable[float]) -> bool:
     """Say whether valid rewards differ: by their extrema, for a variance of equal numbers need not round to 0."""
     values = list(rewards)
     return bool(values) and max(values) != min(values)
+
+
+def drop_truncated(batch: TrainBatch) -> Staged:
+    """Take the weight of responses that a length bound cut off (overlong filtering: DAPO, section 3.4).
+
+    In YAML: `grpo.overlong_filtering: true`. Their reward says little about what was written so far, but it belongs to
+    the baseline of their siblings.
+    """
+    if batch.truncated is None:
+        raise ValueError("grpo.overlong_filtering needs the column truncated")
+    dropped = batch.truncated & (batch.sample_weights > 0)
+    return _without(batch, dropped), {"num_overlong_filtered": float(dropped.sum())}
+
+
+def drop_by_logprob_error(batch: TrainBatch, threshold: float | None) -> Staged:
+    """Take the weight of sequences whose generator and trainer disagree, and measure the disagreement of all.
+
+    E = mean over the sequence's trained tokens of exp|lp_generation - lp_prev|; sequences with E > threshold, or with
+    an E that is no number, are dropped. Sequences without a trained token have none.
+
+    In YAML: `grpo.seq_logprob_error_threshold: 2.0`.
+
+    Args:
+        batch: With `prev_logprobs`; without it and without a threshold, nothing is measured.
+        threshold: At least 1; None drops nothing.
+
+    Raises:
+        ValueError: there is a threshold and no `prev_logprobs`.
+    """
+    if batch.prev_logprobs is None:
+        if threshold is not None:
+            raise ValueError("grpo.seq_logprob_error_threshold needs the column prev_logprobs")
+        return batch, {}
+    errors, has_tokens = sequence_errors(batch, batch.prev_logprobs)
+    metrics = _error_metrics(errors[has_tokens], "")
+    if threshold is None:
+        return batch, metrics
+    dropped = has_tokens & ~(errors <= threshold)
+    metrics |= _error_metrics(errors[has_tokens & ~dropped], "_after_mask")
+    metrics["num_masked_seqs_by_logprob_error"] = float(dropped.sum())
+    if bool(dropped.any()):
+        rewards = batch.rewards if batch.raw_rewards is None else batch.raw_rewards
+        metrics["masked_correct_pct"] = float((rewards[dropped] == 1).to(torch.float64).mean())
+    return _without(batch, dropped), metrics
+
+
+def sequence_errors(batch: TrainBatch, prev_logprobs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return E of each sequence ([N] float64), and whether it has a trained token ([N] bool)."""
+    index = (batch.token_weights > 0).nonzero().squeeze(1)
+    owners = batch.sequence_ids[index]
+    gaps = (batch.generation_logprobs - prev_logprobs)[index].to(torch.float64).abs()
+    counts = torch.bincount(owners, minlength=batch.num_sequences)
+    sums = torch.zeros(batch.num_sequences, dtype=torch.float64).index_add(0, owners, gaps.exp())
+    return sums / counts.clamp(min=1), counts > 0
+
+
+def _error_metrics(errors: Tensor, suffix: str) -> dict[str, float]:
+    finite = errors[errors.isfinite()]
+    if finite.numel() == 0:
+        return {}
+    figures = {"max": finite.max(), "mean": finite.mean(), "min": finite.min()}
+    return {f"{name}_seq_mult_prob_error{suffix}": float(value) for name, value in figures.items()}
+
+
+def _without(batch: TrainBatch, dropped: Tensor) -> TrainBatch:
+    return batch.with_columns(sample_weights=torch.where(dropped, 0.0, batch.sample_weights))

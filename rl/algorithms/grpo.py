@@ -1,81 +1,46 @@
-"""Group Relative Policy Optimization (Shao et al. 2024, "DeepSeekMath", section 4), assembled from its parts.
+"""Group Relative Policy Optimization (Shao et al. 2024, "DeepSeekMath", section 4.1.2), the estimator.
 
-A prompt is answered several times; each answer's advantage is its reward relative to its siblings; the policy maximises
-the clipped surrogate of those advantages, with an optional KL penalty against a frozen reference.
+    A_i = (r_i - mean(r)) / std(r), over the rewards of the rollouts of one prompt
+
+A prompt is answered several times; each answer is judged relative to its siblings, which takes the place of a critic.
+With `use_leave_one_out_baseline` the baseline is the mean of the *other* siblings, which makes A larger by n / (n - 1);
+the standard deviation stays the group's, so advantages sum to 0 either way.
+
+In YAML (these are the defaults):
+    grpo: {normalize_rewards: true, use_leave_one_out_baseline: true, adv_estimator: {name: grpo}}
+    loss_fn: {reference_policy_kl_penalty: 0.01}      # KL in the loss, as in the paper
 """
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from rl.algorithms.advantages import broadcast_to_tokens, group_advantages
-from rl.algorithms.algorithm import Algorithm, LossFunction, Need
-from rl.algorithms.config import GRPOConfig, LossConfig
-from rl.algorithms.losses import ClippedPolicyLoss
+from rl.algorithms.advantages import by_rollout, group_advantages, spread
+from rl.algorithms.algorithm import Need
 from rl.core.batch import TrainBatch
-from rl.core.errors import ConfigError
 
 
+@dataclass(frozen=True)
 class GRPO:
-    """The algorithm; see `build_grpo`."""
+    """The estimator.
 
-    def __init__(self, config: GRPOConfig, loss: ClippedPolicyLoss) -> None:
-        self._config = config
-        self._loss = loss
-
-    @property
-    def needs(self) -> frozenset[Need]:
-        """PREV when several optimizer steps share a batch, REFERENCE when the loss has a KL term."""
-        needs = {Need.PREV} if self._loss.uses_prev else set()
-        return frozenset(needs | ({Need.REFERENCE} if self._loss.uses_reference else set()))
-
-    @property
-    def losses(self) -> Mapping[str, LossFunction]:
-        """One model is trained: the policy."""
-        return {"policy": self._loss}
-
-    def advantages(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """Return {"advantages": [T]}."""
-        by_sequence = group_advantages(
-            batch.rewards,
-            batch.valid,
-            batch.group_ids,
-            leave_one_out=self._config.use_leave_one_out_baseline,
-            normalize=self._config.normalize_rewards,
-        )
-        if self._config.shuffle_advantages:
-            by_sequence = shuffle(by_sequence, batch, self._config.seed)
-        return {"advantages": broadcast_to_tokens(by_sequence, batch)}
-
-
-def shuffle(by_sequence: Tensor, batch: TrainBatch, seed: int) -> Tensor:
-    """Permute advantages over the valid sequences of the step: a control in which nothing can be learned.
-
-    The permutation follows from the seed and the step's first group, so a resumed run draws the same one.
+    Attributes:
+        leave_one_out: Whether the baseline is the mean of the siblings rather than of the whole group.
+        normalize: Whether to divide by the group's standard deviation.
     """
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + int(batch.group_ids.min()))
-    rows = batch.valid.nonzero().squeeze(1)
-    shuffled = by_sequence.clone()
-    shuffled[rows] = by_sequence[rows[torch.randperm(rows.numel(), generator=generator)]]
-    return shuffled
 
+    leave_one_out: bool = True
+    normalize: bool = True
+    needs: frozenset[Need] = frozenset()
 
-def build_grpo(grpo: GRPOConfig, loss: LossConfig, single_update: bool) -> Algorithm:
-    """Build the algorithm.
-
-    Args:
-        grpo: The `grpo` section.
-        loss: The `loss_fn` section.
-        single_update: Whether one optimizer step consumes the whole batch. Then the policy at the start of the step is
-            the one in the loss, and its log-probabilities need no pass of their own.
-
-    Raises:
-        ConfigError: the loss forces an on-policy ratio but the batch is used for several optimizer steps.
-    """
-    if loss.force_on_policy_ratio and not single_update:
-        raise ConfigError(
-            "loss_fn.force_on_policy_ratio=true needs one optimizer step per RL step: set "
-            "policy.train_global_batch_size to grpo.num_prompts_per_step x grpo.num_generations_per_prompt, or null"
+    def __call__(self, batch: TrainBatch) -> dict[str, Tensor]:
+        """Return {"advantages": [T] float32}."""
+        rollouts = by_rollout(batch)
+        values = group_advantages(
+            rollouts.rewards,
+            rollouts.valid,
+            rollouts.group_ids,
+            leave_one_out=self.leave_one_out,
+            normalize=self.normalize,
         )
-    return GRPO(grpo, ClippedPolicyLoss(loss, uses_prev=not single_update))
+        return {"advantages": spread(values, rollouts, batch)}

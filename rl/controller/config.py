@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from rl.algorithms.config import GRPOConfig, LossConfig
+from rl.algorithms.config import GRPOConfig, LossConfig, RewardPenaltiesConfig
 from rl.cluster.config import ClusterConfig
 from rl.controller.checkpoint_config import CheckpointingConfig
 from rl.controller.eval_config import EvalConfig
@@ -27,6 +27,7 @@ class MasterConfig(ConfigModel):
     """One run."""
 
     grpo: GRPOConfig = GRPOConfig()
+    reward_penalties: RewardPenaltiesConfig = RewardPenaltiesConfig()
     loss_fn: LossConfig = LossConfig()
     policy: PolicyConfig
     data: DataConfig

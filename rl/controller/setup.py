@@ -10,8 +10,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
 
-from rl.algorithms.algorithm import Algorithm
-from rl.algorithms.grpo import build_grpo
+from rl.algorithms.algorithm import Algorithm, Need
+from rl.algorithms.assembly import build_algorithm as assemble
+from rl.algorithms.filters import keep_group
 from rl.cluster.threads import ThreadPlan, thread_plan
 from rl.cluster.virtual_cluster import build_cluster
 from rl.cluster.worker_group import Cluster
@@ -26,6 +27,7 @@ from rl.controller.pump import RolloutPump
 from rl.controller.reporter import Reporter
 from rl.controller.residency import Dedicated
 from rl.controller.rollout_factory import RolloutFactory
+from rl.controller.run_sampler import run_sampler
 from rl.controller.step import StepParts, TrainStep
 from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
@@ -40,7 +42,8 @@ from rl.environments.base import Environment
 from rl.environments.registry import build_environments
 from rl.generation.generator import Generator
 from rl.rollout.buffer import ReplayBuffer
-from rl.rollout.sampler import build_sampler
+from rl.rollout.refill import Refill
+from rl.rollout.sampler import started_groups
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.sync import WeightSync
 
@@ -183,7 +186,7 @@ def build_threads(config: MasterConfig, context: RunContext) -> ThreadPlan:
     """Divide the cores and say so."""
     plan = thread_plan(
         config.cluster.threads,
-        overlapping=build_sampler(config.async_rl.sampler).max_staleness > 0,
+        overlapping=run_sampler(config).max_staleness > 0,
         policy_workers=config.policy.num_workers,
         generation_workers=config.policy.generation.num_replicas,
     )
@@ -221,7 +224,7 @@ async def build_policy(
         temperature=config.policy.generation.temperature,
         seed=config.grpo.seed,
         sequences_per_step=config.sequences_per_step,
-        needs_reference=config.loss_fn.reference_policy_kl_penalty > 0,
+        needs_reference=Need.REFERENCE in build_algorithm(config).needs,
         num_threads=threads.policy,
         gpus_per_worker=min(config.cluster.gpus_per_node, 1),
         call_timeout_s=config.cluster.call_timeout_s,
@@ -254,17 +257,32 @@ async def build_weight_sync(
 def build_buffer(config: MasterConfig) -> ReplayBuffer:
     """Join pump and step."""
     return ReplayBuffer(
-        build_sampler(config.async_rl.sampler),
+        run_sampler(config),
         config.grpo.num_prompts_per_step,
         config.async_rl.max_buffered_rollouts,
         config.async_rl.rollout_failure.max_replacement_attempts,
+        build_refill(config),
+    )
+
+
+def build_refill(config: MasterConfig) -> Refill | None:
+    """Dynamic sampling, where it is on."""
+    grpo = config.grpo
+    if not grpo.use_dynamic_sampling:
+        return None
+    return Refill(
+        keep_group,
+        batch_size=started_groups(grpo.num_prompts_per_step, grpo.batch_multiplier),
+        max_batches=grpo.dynamic_sampling_max_gen_batches,
+        window=config.async_rl.sampler.max_lookahead_versions + 1,
     )
 
 
 def build_algorithm(config: MasterConfig) -> Algorithm:
-    """GRPO, for one or for several optimizer steps per batch."""
+    """The algorithm that the sections `grpo`, `reward_penalties` and `loss_fn` describe."""
     chunk = config.policy.train_global_batch_size
-    return build_grpo(config.grpo, config.loss_fn, single_update=chunk is None or chunk == config.sequences_per_step)
+    single_update = chunk is None or chunk == config.sequences_per_step
+    return assemble(config.grpo, config.loss_fn, single_update, config.reward_penalties)
 
 
 def build_validator(

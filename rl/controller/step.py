@@ -1,6 +1,6 @@
 """One training step, the same for synchronous and asynchronous runs, shared and dedicated devices.
 
-    collect -> score -> advantages -> train -> publish -> advance
+    collect -> shape rewards -> score -> filter -> advantages -> train -> publish -> advance
 
 consumes: the groups of the step (`ReplayBuffer.take`)
 produces: a new version on every generator, and a StepReport
@@ -28,19 +28,13 @@ from rl.controller.phases import (
     Phases,
 )
 from rl.controller.residency import Residency
-from rl.controller.step_metrics import (
-    advantages_by_rollout,
-    batch_metrics,
-    length_metrics,
-    prefixed,
-    rates,
-    refit_metrics,
-    reward_metrics,
-)
+from rl.controller.reward_metrics import batch_metrics, reward_metrics
+from rl.controller.rollout_metrics import rollout_metrics
+from rl.controller.step_metrics import environment_metrics, prefixed, rates, refit_metrics, trained_by_rollout
 from rl.controller.stop import StopSignal
 from rl.core.batch import TrainBatch
 from rl.core.errors import FatalError
-from rl.core.types import PolicyVersion, RolloutGroup
+from rl.core.types import PolicyVersion, RolloutGroup, TrainedSequence
 from rl.rollout.buffer import ReplayBuffer
 from rl.trainer.policy import Policy, TrainResult
 from rl.weights.sync import SyncReport, WeightSync
@@ -57,14 +51,14 @@ class StepReport:
         version: The version that it made.
         groups: What it was trained on.
         metrics: All numbers of the step, with prefixes.
-        advantages: Mean advantage over the sampled tokens, by rollout id.
+        trained: What the step made of each rollout, by id: one entry per sequence.
     """
 
     step: int
     version: PolicyVersion
     groups: Sequence[RolloutGroup]
     metrics: Mapping[str, float]
-    advantages: Mapping[str, float]
+    trained: Mapping[str, tuple[TrainedSequence, ...]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class StepParts:
         buffer: Source of groups.
         groups_per_step: Groups of one step.
         residency: Who is on the devices.
-        algorithm: Needs, advantages, losses.
+        algorithm: Rewards to advantages, and the losses.
         models: By the names under which the algorithm has losses; "policy" is the one that generates.
         weight_sync: Brings weights to the generators.
         generating: When rollouts are under way.
@@ -113,40 +107,49 @@ class TrainStep:
                 groups = await self._stop.guard(parts.buffer.take(parts.groups_per_step))
             async with parts.residency.training():
                 with parts.training.span():
-                    batch = await self._prepare(groups)
+                    batch, told = await self._prepare(groups)
                     results = await self._train(batch)
             version = self._next_version(results)
             async with parts.residency.refit():
                 with self._phases.span(WEIGHT_SYNC):
                     sync = await parts.weight_sync.publish(version)
-        report = StepReport(
-            step, version, groups, self._metrics(groups, batch, results, sync), advantages_by_rollout(groups, batch)
-        )
+        metrics = self._metrics(groups, batch, results, sync) | prefixed("train", told)
+        report = StepReport(step, version, groups, metrics, trained_by_rollout(groups, batch))
         await parts.buffer.advance(version)
         return report
 
-    async def _prepare(self, groups: Sequence[RolloutGroup]) -> TrainBatch:
-        """Lay out the batch and fill the columns that the losses need."""
+    async def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[TrainBatch, dict[str, float]]:
+        """Lay out the batch, transform rewards, drop sequences, and fill the columns that the losses need.
+
+        Returns:
+            The batch, and what the algorithm's stages have to report.
+        """
+        algorithm = self._parts.algorithm
         with self._phases.span(DATA):
             batch = TrainBatch.from_groups(groups).at_version(self._parts.buffer.version)
-        if not bool((batch.token_weights > 0).any()):
-            _log.error(
-                "no rollout of this step has a valid reward (%d failed); nothing is learned from it",
-                batch.num_sequences,
-            )
+        with self._phases.span(ADVANTAGES):
+            batch, shaped = algorithm.shape(batch)
         with self._phases.span(LOGPROBS):
             batch = batch.with_columns(**await self._score(batch))
         with self._phases.span(ADVANTAGES):
-            return batch.with_columns(**self._parts.algorithm.advantages(batch))
+            batch, filtered = algorithm.filter(batch)
+            batch = batch.with_columns(**algorithm.advantages(batch))
+        if not bool((batch.token_weights > 0).any()):
+            _log.error(
+                "nothing is learned from this step: of %d sequences, %d have no valid reward; filters dropped the rest",
+                batch.num_sequences,
+                int((~batch.valid).sum()),
+            )
+        return batch, shaped | filtered
 
     async def _score(self, batch: TrainBatch) -> dict[str, Tensor]:
         policy = self._parts.models["policy"]
-        columns = {}
-        if Need.PREV in self._parts.algorithm.needs:
-            columns[Need.PREV.value] = await policy.logprobs(batch)
-        if Need.REFERENCE in self._parts.algorithm.needs:
-            columns[Need.REFERENCE.value] = await policy.reference_logprobs(batch)
-        return columns
+        passes = {Need.PREV: policy.logprobs, Need.REFERENCE: policy.reference_logprobs}
+        needs = self._parts.algorithm.needs
+        unknown = sorted(need.value for need in needs - passes.keys())
+        if unknown:
+            raise FatalError(f"the algorithm needs the columns {unknown}, which no model of this run computes")
+        return {need.value: await score(batch) for need, score in passes.items() if need in needs}
 
     async def _train(self, batch: TrainBatch) -> dict[str, TrainResult]:
         with self._phases.span(TRAINING):
@@ -167,14 +170,15 @@ class TrainStep:
         seconds = {name: value for name, value in self._phases.drain().items() if name != VALIDATION}
         train = {
             **results["policy"].metrics,
-            **reward_metrics(groups),
-            **length_metrics(groups),
+            **rollout_metrics(groups),
+            **environment_metrics([rollout for group in groups for rollout in group.rollouts]),
+            **reward_metrics(groups, batch),
             **batch_metrics(batch, version),
         }
         train["num_prompt_groups"] = float(len(groups))
         for name in results.keys() - {"policy"}:
             train |= prefixed(name, results[name].metrics)
-        performance = rates(batch.num_tokens, batch.num_sequences, seconds, TOTAL, TRAINING)
+        performance = rates(batch.num_tokens, train["num_rollouts"], seconds, TOTAL, TRAINING)
         performance["overlap_s"] = overlap_s(self._parts.generating.drain(), self._parts.training.drain())
         return (
             prefixed("train", train)

@@ -1,74 +1,42 @@
-"""The numbers of one step, from its groups and its batch. Pure functions; names carry no prefix.
+"""What a step reports beside its rewards: rates, the refit, environments, and what became of each rollout.
 
-A metric over nothing (no valid rollout) is left out rather than reported as 0.
+Pure functions; names carry no prefix.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from rl.core.batch import TrainBatch
-from rl.core.types import PolicyVersion, Rollout, RolloutGroup
+from rl.core.types import Rollout, RolloutGroup, TrainedSequence
 from rl.weights.sync import SyncReport
 
 
-def reward_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Mean reward over valid rollouts, the share of groups by their mean, and failed rewards apart from zeros."""
-    rewards = [[r.reward for r in group.rollouts if r.is_valid] for group in groups]
-    scored = [group for group in rewards if group]
-    flat = [reward for group in scored for reward in group]
-    varied = [reward for group in scored if min(group) < max(group) for reward in group]
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    metrics = {"num_valid_rollouts": float(len(flat)), "num_invalid_rollouts": float(len(rollouts) - len(flat))}
-    metrics |= _mean("reward", flat) | _mean("filtered_reward", varied)
-    means = [sum(group) / len(group) for group in scored]
-    if means:
-        metrics["baseline_reward/pct_0"] = sum(mean == 0.0 for mean in means) / len(means)
-        metrics["baseline_reward/pct_1"] = sum(mean == 1.0 for mean in means) / len(means)
-        metrics["baseline_reward/pct_mixed"] = sum(mean not in (0.0, 1.0) for mean in means) / len(means)
-    return metrics | environment_metrics(rollouts)
+def trained_by_rollout(groups: Sequence[RolloutGroup], batch: TrainBatch) -> dict[str, tuple[TrainedSequence, ...]]:
+    """What the step made of each rollout, by id: one entry per sequence, in turn order.
 
-
-def length_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Tokens of prompts and completions, in tokens; truncation and turns per rollout."""
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    generated = [float(completion_tokens(rollout)) for rollout in rollouts]
-    prompts = [float(len(rollout.turns[0].prompt_tokens)) for rollout in rollouts]
-    truncated = [float(rollout.is_truncated) for rollout in rollouts]
-    turns = [float(len(rollout.turns)) for rollout in rollouts]
-    return (
-        _mean("mean_prompt_length", prompts)
-        | _mean("mean_gen_tokens_per_sample", generated)
-        | {"max_gen_tokens_per_sample": max(generated, default=0.0)}
-        | _mean("truncation_rate", truncated)
-        | _mean("avg_turns_per_sample", turns)
-    )
-
-
-def batch_metrics(batch: TrainBatch, version: PolicyVersion) -> dict[str, float]:
-    """Advantages and staleness over the tokens that are trained on, with the version that trains them."""
-    metrics = {"total_num_tokens": float(batch.num_tokens), "num_rollouts": float(batch.num_sequences)}
-    trained = batch.token_weights > 0
-    if not bool(trained.any()):
-        return metrics
-    lag = (version - batch.token_versions[trained]).to(torch.float64)
-    metrics |= {"staleness_mean": float(lag.mean()), "staleness_max": float(lag.max())}
-    if batch.advantages is not None:
-        advantages = batch.advantages[trained].to(torch.float64)
-        metrics["advantages/mean"] = float(advantages.mean())
-        metrics["advantages/max"] = float(advantages.max())
-        metrics["advantages/min"] = float(advantages.min())
-    return metrics
-
-
-def advantages_by_rollout(groups: Sequence[RolloutGroup], batch: TrainBatch) -> dict[str, float]:
-    """Mean advantage over the sampled tokens of each rollout, by id; the batch holds the rollouts in group order."""
-    if batch.advantages is None:
-        return {}
-    sums = torch.zeros(batch.num_sequences).index_add(0, batch.sequence_ids, batch.advantages * batch.loss_mask)
-    counts = torch.zeros(batch.num_sequences).index_add(0, batch.sequence_ids, batch.loss_mask.to(torch.float32))
+    Args:
+        groups: The groups that `batch` was laid out from, in order.
+        batch: The batch that was trained on.
+    """
     ids = [rollout.rollout_id for group in groups for rollout in group.rollouts]
-    return dict(zip(ids, (sums / counts).tolist(), strict=True))
+    rows = torch.arange(batch.num_sequences) if batch.rollout_ids is None else batch.rollout_ids
+    found: dict[str, list[TrainedSequence]] = {}
+    for row, place in enumerate(rows.tolist()):
+        start, end = int(batch.offsets[row]), int(batch.offsets[row + 1])
+        reward, weight = float(batch.rewards[row]), float(batch.sample_weights[row])
+        advantages = _advantages(batch, start, end)
+        found.setdefault(ids[place], []).append(TrainedSequence(reward, weight, advantages))
+    return {rollout_id: tuple(sequences) for rollout_id, sequences in found.items()}
+
+
+def _advantages(batch: TrainBatch, start: int, end: int) -> float | tuple[float, ...]:
+    """Advantages of the sampled tokens among positions [start, end); NaN where the batch has none."""
+    if batch.advantages is None:
+        return math.nan
+    values: list[float] = batch.advantages[start:end][batch.loss_mask[start:end]].tolist()
+    return values[0] if len(set(values)) == 1 else tuple(values)
 
 
 def refit_metrics(report: SyncReport) -> dict[str, float]:
@@ -100,17 +68,8 @@ def prefixed(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     return {f"{prefix}/{name}": value for name, value in metrics.items()}
 
 
-def completion_tokens(rollout: Rollout) -> int:
-    """Sampled tokens over all turns."""
-    return sum(len(turn.completion.tokens) for turn in rollout.turns)
-
-
 def environment_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Means of the environments' own numbers over the rollouts that have them, under env/."""
     names = sorted({name for rollout in rollouts for name in rollout.metrics})
     found = {name: [r.metrics[name] for r in rollouts if name in r.metrics] for name in names}
     return {f"env/{name}": sum(values) / len(values) for name, values in found.items()}
-
-
-def _mean(name: str, values: Sequence[float]) -> dict[str, float]:
-    return {name: sum(values) / len(values)} if values else {}

@@ -15,6 +15,7 @@ from rl.core.batch import TrainBatch
 from rl.core.clock import Clock
 from rl.core.errors import WeightSyncError
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
+from rl.data.conversation import Conversations
 from rl.data.prompts import Skipped
 from rl.environments.base import Episode, StepResult
 from rl.generation.generator import PauseMode, SamplingParams
@@ -36,6 +37,30 @@ def make_completion(
         middle = len(tokens) // 2
         spans = (VersionSpan(version, 0, middle), VersionSpan(end_version, middle, len(tokens)))
     return Completion(tuple(tokens), tuple(-0.5 for _ in tokens), FinishReason.STOP, spans, text)
+
+
+class FakeTokenizer:
+    """Knows no text: every piece of text of N characters is N times the token 9."""
+
+    def encode_text(self, text: str) -> tuple[int, ...]:
+        return (9,) * len(text)
+
+    def encode_after(self, token: int, text: str) -> tuple[int, ...]:
+        return self.encode_text(text)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        return "?" * len(token_ids)
+
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        return "".join(message.content for message in messages)
+
+    def is_special(self, token: int) -> bool:
+        return False
+
+
+def plain_conversations() -> Conversations:
+    """Conversations without a template, over a FakeTokenizer."""
+    return Conversations(FakeTokenizer(), is_raw=True, rewritten_history="error")
 
 
 @dataclass(frozen=True)
@@ -119,7 +144,7 @@ class EchoEnvironment:
     async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
         self.calls += 1
         done = self.calls % self._turns == 0
-        messages = () if done else (Message("user", "go on"),)
+        messages = () if done else (Message("user", "."),)
         return [
             StepResult(
                 messages,
@@ -235,6 +260,12 @@ class FakeAlgorithm:
     def __init__(self, needs: frozenset[Need] = frozenset()) -> None:
         self.needs = needs
         self.losses: dict[str, LossFunction] = {"policy": _no_loss}
+
+    def shape(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        return batch, {}
+
+    def filter(self, batch: TrainBatch) -> tuple[TrainBatch, dict[str, float]]:
+        return batch, {}
 
     def advantages(self, batch: TrainBatch) -> dict[str, torch.Tensor]:
         return {"advantages": torch.nan_to_num(batch.rewards)[batch.sequence_ids]}

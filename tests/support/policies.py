@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from rl.algorithms.assembly import build_algorithm
 from rl.algorithms.config import GRPOConfig, LossConfig
-from rl.algorithms.grpo import build_grpo
 from rl.cluster.config import ClusterConfig
 from rl.cluster.local import LocalCluster, LocalWorkerGroup
 from rl.core.batch import TrainBatch
@@ -52,7 +52,7 @@ async def make_policy(settings: PolicySettings, request: PolicyRequest) -> Worke
 def make_batch(seed: int = 0, num_groups: int = 4, group_size: int = 4) -> TrainBatch:
     """A batch with advantages."""
     batch = TrainBatch.from_groups(random_groups(seed, num_groups, group_size))
-    return batch.with_columns(**build_grpo(GRPOConfig(), LossConfig(), True).advantages(batch))
+    return batch.with_columns(**build_algorithm(GRPOConfig(), LossConfig(), True).advantages(batch))
 
 
 async def weights_of(policy: WorkerPolicy, rank: int = 0) -> dict[str, torch.Tensor]:

@@ -261,10 +261,11 @@ class Controller:
     def _progress(self) -> Progress:
         """What the watchdog looks at: attempts while the trainer waits for groups, else the train loop alone."""
         parts = self._parts
-        phase = parts.phases.current
+        phase, count = parts.phases.current, parts.buffer.count
+        filtered = f", {count(GroupState.FILTERED)} filtered" if self._grpo.use_dynamic_sampling else ""
         awaited = (
             f"{phase} in step {self._state.step + 1} ({parts.movement.inflight} groups in flight, "
-            f"{parts.buffer.count(GroupState.READY)} ready, {parts.buffer.count(GroupState.OPEN)} to be replaced)"
+            f"{count(GroupState.READY)} ready, {count(GroupState.OPEN)} to be replaced{filtered})"
         )
         moves = (parts.phases.changes, parts.movement.attempts)
         if phase in (GENERATION, VALIDATION):

@@ -61,7 +61,7 @@ class RolloutPump:
         self._manager = manager
         self._num_generations = num_generations
         self._activity = activity
-        # Where the source stood before it gave a ticket's present prompt, for the tickets that no step has trained.
+        # Where the source stood before it gave a ticket's present prompt, for the tickets that a restart issues again.
         self._draws: dict[int, Mapping[str, Any]] = {}
         # Prompts of an earlier process that no step has trained; they come first.
         self._again: deque[Mapping[str, Any]] = deque()

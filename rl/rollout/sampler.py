@@ -7,6 +7,7 @@ The only place that knows about staleness. A policy version v trains step v + 1.
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import Protocol
 
 from rl.core.types import PolicyVersion
@@ -23,7 +24,7 @@ class Sampler(Protocol):
         ...
 
     def may_admit(self, dispatched: int, version: PolicyVersion, groups_per_step: int) -> bool:
-        """Whether one more group may start, after `dispatched` groups over the whole run."""
+        """Whether one more group may start, after `dispatched` groups over the whole run that took a place."""
         ...
 
     def select(self, ready: Sequence[Ticket], version: PolicyVersion, n: int) -> list[Ticket]:
@@ -67,6 +68,60 @@ class InOrder:
         return groups_per_step * (self._lookahead + 1)
 
 
-def build_sampler(config: InOrderSampler) -> Sampler:
-    """Build the policy that `async_rl.sampler` describes."""
-    return InOrder(config.max_lookahead_versions)
+class InOrderRefill(InOrder):
+    """For dynamic sampling: a step takes the first finished groups in dispatch order, and a group that was filtered or
+    dropped takes no place.
+
+    A group that starts at version v is preceded by fewer than groups_per_step * (v + lookahead) + started groups that
+    take a place, so it is trained by version v + lookahead + ceil(started / groups_per_step) - 1 at the latest.
+
+    Args:
+        lookahead: As for InOrder.
+        multiplier: Groups started for a step, as a multiple of groups_per_step.
+    """
+
+    def __init__(self, lookahead: int, multiplier: float) -> None:
+        super().__init__(lookahead)
+        self._multiplier = multiplier
+
+    @property
+    def max_staleness(self) -> int:
+        """The lookahead, and one version for each step that the surplus of one step can fill, begun ones included."""
+        return super().max_staleness + ceil(self._multiplier) - 1
+
+    def may_admit(self, dispatched: int, version: PolicyVersion, groups_per_step: int) -> bool:
+        """Whole steps for the lookahead, and what is started for the last of them."""
+        return dispatched < groups_per_step * version + self.required_capacity(groups_per_step)
+
+    def select(self, ready: Sequence[Ticket], version: PolicyVersion, n: int) -> list[Ticket]:
+        """The first `n` by sequence number."""
+        return sorted(ready, key=lambda ticket: ticket.seq)[:n]
+
+    def is_stale(self, ticket: Ticket, version: PolicyVersion) -> bool:
+        """Never: nothing overtakes a finished group, and its age is bounded by how early it may start."""
+        return False
+
+    def required_capacity(self, groups_per_step: int) -> int:
+        """Whole steps for the lookahead, and what is started for one."""
+        return (
+            super().required_capacity(groups_per_step)
+            - groups_per_step
+            + started_groups(groups_per_step, self._multiplier)
+        )
+
+
+def started_groups(groups_per_step: int, multiplier: float) -> int:
+    """Groups that dynamic sampling starts for a step at first."""
+    return round(groups_per_step * multiplier)
+
+
+def build_sampler(config: InOrderSampler, refill_multiplier: float | None = None) -> Sampler:
+    """Build the policy that `async_rl.sampler` describes.
+
+    Args:
+        config: The section.
+        refill_multiplier: `grpo.batch_multiplier` of a run with dynamic sampling; None = without.
+    """
+    if refill_multiplier is None:
+        return InOrder(config.max_lookahead_versions)
+    return InOrderRefill(config.max_lookahead_versions, refill_multiplier)

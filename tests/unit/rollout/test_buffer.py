@@ -22,16 +22,21 @@ def make_buffer(lookahead: int = 0, n: int = 2, capacity: int | None = None, rep
     return ReplayBuffer(InOrder(lookahead), n, capacity or n * (lookahead + 1), replacements)
 
 
-async def reserved(buffer: ReplayBuffer) -> list[int]:
-    """Sequence numbers that can be reserved now."""
-    seqs = []
+async def reserved_tickets(buffer: ReplayBuffer) -> list[Ticket]:
+    """The tickets that can be reserved now."""
+    tickets = []
     while True:
         task = asyncio.ensure_future(buffer.reserve())
         await FakeClock().settle()
         if not task.done():
             task.cancel()
-            return seqs
-        seqs.append(task.result().seq)
+            return tickets
+        tickets.append(task.result())
+
+
+async def reserved(buffer: ReplayBuffer) -> list[int]:
+    """Their sequence numbers."""
+    return [ticket.seq for ticket in await reserved_tickets(buffer)]
 
 
 async def test_the_gate_admits_the_steps_of_the_window_and_opens_with_the_version() -> None:

@@ -50,6 +50,7 @@ FOREIGN_HOMES = {
 NAMED_IN_STRINGS = {
     "rl/__main__.py": ["rl/cli/app.py"],
     "rl/cli/doctor.py": ["rl/controller/doctor.py"],
+    "rl/cli/eval.py": ["rl/controller/evaluation.py"],
     "rl/cli/selftest.py": ["rl/controller/selftest.py"],
     "rl/cli/train.py": ["rl/controller/run.py"],
     "rl/cluster/host.py": ["rl/cluster/rendezvous.py"],

@@ -31,7 +31,7 @@ METRICS_INTRODUCTION = """\
 # Metrics
 
 Generated from `rl/core/metric_tables.py` by `python3 tools/docs.py`; do not edit. These are the names in
-`metrics.jsonl` and of every tracker. A name that is not here is an error, except below a name that ends in `/*`. A
+`metrics.jsonl` and of every tracker. A name that is not here is an error, except below a name that ends in `*`. A
 metric over nothing (no valid rollout, no trained token) is left out rather than reported as 0. Where a step has several
 optimizer steps, means are averaged over them, counts added, and extrema stay extrema.
 """

@@ -10,6 +10,7 @@ import typer
 import rl
 from rl.cli.config import config_command
 from rl.cli.doctor import doctor_command
+from rl.cli.eval import eval_command
 from rl.cli.selftest import selftest_command
 from rl.cli.train import train_command
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train")(train_command)
+app.command("eval")(eval_command)
 app.command("config")(config_command)
 app.command("doctor")(doctor_command)
 app.command("selftest")(selftest_command)

@@ -10,7 +10,6 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from rl.controller.checkpoint import (
     incomplete_checkpoints,
     resume_obstacle,
 )
+from rl.controller.closing import close_parts, without_masking
 from rl.controller.config import MasterConfig
 from rl.controller.controller import Controller
 from rl.controller.dry_run import log_dir
@@ -46,7 +46,6 @@ from rl.telemetry.logger import RunLogger
 __all__ = ["RunOptions", "RunReport", "run_training"]
 
 _log = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ def _open_session(
     done = 0 if checkpoint is None else checkpoint.step
     settings = config.model_dump(mode="json")
     logger = RunLogger(config.logger, folder.path, settings, clock, resumed_after=None if folder.is_new else done)
-    stack.callback(_without_masking, "the loggers", logger.close)
+    stack.callback(without_masking, "the loggers", logger.close)
     resources = RunResources.create()
-    stack.callback(_without_masking, "the run's cleaner", resources.close)
+    stack.callback(without_masking, "the run's cleaner", resources.close)
     return _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
 
 
@@ -133,8 +132,8 @@ def _run(session: _Session) -> RunReport:
         _log.info("the run failed", exc_info=True)
         raise
     finally:
-        _without_masking("the loggers", session.logger.close)
-        _without_masking("the summary", lambda: _summarize(session, outcome))
+        without_masking("the loggers", session.logger.close)
+        without_masking("the summary", lambda: _summarize(session, outcome))
 
 
 def _summarize(session: _Session, outcome: str) -> None:
@@ -144,14 +143,6 @@ def _summarize(session: _Session, outcome: str) -> None:
     if export.is_dir():
         paths["export"] = export
     session.console.summary(session.logger.history(), paths, outcome)
-
-
-def _without_masking(what: str, close: Callable[[], object]) -> None:
-    """Close a part; an error of that is a warning, because how the run itself ended is what counts."""
-    try:
-        close()
-    except Exception as error:
-        _log.warning("closing %s failed: %s: %s", what, type(error).__name__, error, exc_info=True)
 
 
 async def _train(session: _Session) -> RunReport:
@@ -181,7 +172,7 @@ async def _train(session: _Session) -> RunReport:
                 task.uncancel()
             return RunReport(session.folder.path, 0 if controller is None else controller.step, interrupted=True)
         finally:
-            await _close(stack)
+            await close_parts(stack)
 
 
 def _context(session: _Session, stop: StopSignal) -> RunContext:
@@ -215,17 +206,6 @@ async def _export(controller: Controller, folder: Path) -> None:
         raise FatalError(
             f"exporting the model to {folder} failed: {type(error).__name__}: {error}; the checkpoints are intact"
         ) from error
-
-
-async def _close(stack: AsyncExitStack) -> None:
-    """Close every part; what does not close in time is left to the reaper."""
-    try:
-        async with asyncio.timeout(CLOSE_TIMEOUT_S):
-            await stack.aclose()
-    except TimeoutError:
-        _log.warning("closing took longer than %.0f s; the run's cleaner ends the rest", CLOSE_TIMEOUT_S)
-    except Exception as error:  # a boundary: whatever a part raises must not hide how the run ended
-        _log.warning("a part of the run did not close cleanly: %s: %s", type(error).__name__, error, exc_info=True)
 
 
 def _checkpoint_notes(folder: RunFolder, checkpoint: Checkpoint | None) -> list[str]:

@@ -6,7 +6,7 @@ computes nothing; the code that does is named by nobody here, because a metric m
     check_metric_names(["train/reward", "validation/accuracy", "train/env/my_own_number"])
     spec = find_spec("train/probs_ratio")      # spec.unit, spec.reduction, spec.meaning, spec.when
 
-To add a metric, add a line to the table of its area. A name that ends in /* stands for all names that begin so.
+To add a metric, add a line to the table of its area. A name that ends in * stands for all names that begin so.
 """
 
 import difflib
@@ -18,7 +18,7 @@ from rl.core.metric_tables import GROUPS, MetricGroup
 __all__ = ["MetricSpec", "check_metric_names", "find_spec", "metric_groups"]
 
 _CLOSE = 0.6
-_ANY = "/*"
+_ANY = "*"
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MetricSpec:
     """What is known of one metric, or of a family of them.
 
     Attributes:
-        name: Full name with its prefix, as in metrics.jsonl; a family's ends in /*.
+        name: Full name with its prefix, as in metrics.jsonl; a family's ends in *.
         unit: Of its values; "1" is a plain number or a share.
         reduction: How the parts of a step (tokens, sequences, rollouts, optimizer steps) become one value.
         meaning: One sentence.
@@ -48,7 +48,7 @@ class MetricSpec:
         """Whether `name` is this metric, or one of this family."""
         if not self.is_family:
             return name == self.name
-        start = self.name.removesuffix("*")
+        start = self.name.removesuffix(_ANY)
         return name.startswith(start) and len(name) > len(start)
 
 

@@ -29,7 +29,6 @@ _OWN = "where the step's own version sampled a token"
 _FILTER = "grpo.seq_logprob_error_threshold"
 _SCORED = "where a rollout is valid"
 _DYNAMIC = "grpo.use_dynamic_sampling"
-_FLAGS = "where the environment judges the form of a turn"
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,14 @@ _OPTIMIZER: tuple[Row, ...] = (
 )  # fmt: skip
 
 _REWARD: tuple[Row, ...] = (
-    ("reward", "reward", VALID, "Raw reward of the trained rollouts, as the environment gave it.", _SCORED),
+    ("reward", "reward", VALID,
+     "Reward after scaling, shaping and penalties: what the advantages are made of.", _SCORED),
     ("raw_reward", "reward", VALID,
-     "The same as train/reward, beside a reward that was changed.", "rewards are scaled, shaped or penalised"),
-    ("shaped_reward", "reward", VALID,
-     "Reward after scaling, shaping and penalties: what the advantages are made of.",
-     "rewards are scaled, shaped or penalised"),
+     "Reward as the environment gave it.", "rewards are scaled, shaped or penalised"),
     ("unfiltered_reward", "reward", VALID,
      "Raw reward over all groups, those that dynamic sampling filtered included.", _DYNAMIC),
     ("filtered_reward", "reward", VALID,
-     "Raw reward over the groups whose rewards differ.", "where a group's rewards differ"),
+     "train/reward over the groups whose raw rewards differ.", "where a group's raw rewards differ"),
     ("reward/*", "reward", VALID, "One named component of the raw reward.", "the environment gives components"),
     ("num_valid_rollouts", "rollouts", SUM, "Rollouts with a reward."),
     ("num_invalid_rollouts", "rollouts", SUM, "Rollouts whose reward failed; they have no vote and no weight."),
@@ -161,8 +158,9 @@ _ROLLOUTS: tuple[Row, ...] = (
     ("mean_prompt_length", "tokens", ROLLOUTS, "Tokens of the first prompt."),
     ("mean_gen_tokens_per_sample", "tokens", ROLLOUTS, "Sampled tokens over all turns."),
     ("max_gen_tokens_per_sample", "tokens", MAX, "Most sampled tokens of a rollout."),
-    ("mean_total_tokens_per_sample", "tokens", ROLLOUTS, "Tokens of prompt, turns and answers."),
-    ("mean_env_tokens_per_sample", "tokens", ROLLOUTS, "Tokens of the environment's answers."),
+    ("mean_total_tokens_per_sample", "tokens", ROLLOUTS, "Tokens of all its sequences: prompt, completions, answers."),
+    ("mean_env_tokens_per_sample", "tokens", ROLLOUTS,
+     "Tokens that were neither sampled nor in the first prompt: the environment's answers and the template's."),
     ("max_gen_tokens_per_turn/max", "tokens", MAX, "Longest turn of all rollouts."),
     ("max_gen_tokens_per_turn/mean", "tokens", ROLLOUTS, "Longest turn of each rollout."),
     ("max_gen_tokens_per_turn/p95", "tokens", P95, "Longest turn of each rollout."),
@@ -179,11 +177,14 @@ _ROLLOUTS: tuple[Row, ...] = (
     ("min_total_reward", "reward", MIN, "Smallest raw reward.", _SCORED),
     ("num_forked_rollouts", "rollouts", SUM,
      "Rollouts whose history the template rewrote.", "rollouts of several turns"),
-    ("num_assistant_messages", "turns", SUM, "Turns that the policy made.", _FLAGS),
-    ("num_invalid_tool_calls", "turns", SUM, "Turns with a malformed tool call.", _FLAGS),
-    ("num_malformed_thinking", "turns", SUM, "Turns with malformed think tags.", _FLAGS),
-    ("invalid_tool_call_rate", "1", "share of turns", "Turns with a malformed tool call.", _FLAGS),
-    ("malformed_thinking_rate", "1", "share of turns", "Turns with malformed think tags.", _FLAGS),
+    ("num_drifted_turns", "turns", SUM,
+     "Turns before which the template writes the answer with other outer whitespace, or another end, than was sampled.",
+     "rollouts of several turns"),
+    ("num_assistant_messages", "turns", SUM, "Turns that the policy made."),
+    ("num_invalid_tool_calls", "turns", SUM, "Turns with a malformed tool call."),
+    ("num_malformed_thinking", "turns", SUM, "Turns with malformed think tags."),
+    ("invalid_tool_call_rate", "1", "share of turns", "Turns with a malformed tool call."),
+    ("malformed_thinking_rate", "1", "share of turns", "Turns with malformed think tags."),
     ("staleness_mean", "versions", TOKENS, "Version that trains a token minus the one that sampled it.", _TRAINED),
     ("staleness_max", "versions", MAX, "The same, at its largest.", _TRAINED),
     ("env/*", "as the environment says", ROLLOUTS,
@@ -194,6 +195,8 @@ _COUNTERS: tuple[Row, ...] = (
     ("num_reward_errors", "rollouts", SUM, "The reward raised an error."),
     ("num_reward_timeouts", "rollouts", SUM, "The reward did not come in time."),
     ("num_reward_invalid", "rollouts", SUM, "The reward was no finite number."),
+    ("num_unusable_samples", "rollouts", SUM,
+     "Left out of their group: the engine returned an unusable completion (no finite log-probability, say) twice."),
     ("num_infra_retries", "attempts", SUM,
      "Attempts at a group that failed for a machine's reason and were made again."),
     ("num_data_retries", "attempts", SUM, "Attempts at a group that failed for its own reason and were made again."),
@@ -261,6 +264,14 @@ _VALIDATION: tuple[Row, ...] = (
     ("env/*", "as the environment says", ROLLOUTS, "A number of the environment.", "the environment reports it"),
 )
 
+_EVAL: tuple[Row, ...] = (
+    ("avg@*", "reward", "sum over samples / samples asked for", "Mean raw reward of n samples of each prompt."),
+    ("pass@*", "1", "mean over prompts", "Unbiased estimate that k samples hold a right one."),
+    ("cons@*", "1", "mean over prompts", "Share of all k-subsets whose most frequent answer is right.", "k > 1"),
+    ("avg_length", "tokens", ROLLOUTS, "Sampled tokens.", "where a sample was made"),
+    ("truncation_rate", "1", ROLLOUTS, "Share that a length bound cut off.", "where a sample was made"),
+)
+
 GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup("Loss", "train/", _LOSS),
     MetricGroup("Trainer against generator", "train/", _MISMATCH),
@@ -273,5 +284,6 @@ GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup("Rates", "performance/", _PERFORMANCE),
     MetricGroup("Refit", "refit/", _REFIT),
     MetricGroup("Validation", "validation/", _VALIDATION),
+    MetricGroup("Evaluation: results.json of `tandem eval`, without the prefix", "eval/", _EVAL),
     MetricGroup("Time of a validation", "timing/validation/", (("total", "s", LAST, "The whole validation."),)),
 )

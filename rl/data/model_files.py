@@ -3,6 +3,7 @@
 It imports nothing heavy. Whether an architecture is known is the model loader's business.
 """
 
+import hashlib
 import json
 import struct
 from collections.abc import Mapping
@@ -32,6 +33,16 @@ def check_model_files(folder: Path) -> None:
             raise ConfigError(
                 f"{file} is damaged: it has {size} bytes and its header names {expected}; fetch the model again"
             )
+
+
+def weights_digest(folder: Path) -> str:
+    """Return the SHA-256, in hex, of the model's configuration and of all its weight files, by name and content."""
+    digest = hashlib.sha256()
+    for file in sorted({folder / _CONFIG, *folder.glob("*.safetensors"), *folder.glob("*.bin")}):
+        digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()
 
 
 def context_length(folder: Path) -> int | None:

@@ -105,6 +105,11 @@ class PromptSource:
         self._overlong_rows: dict[str, int] = {}
         self._faults: dict[str, str] = {}
 
+    @property
+    def overlong_rows(self) -> Mapping[str, int]:
+        """Ids of the rows whose prompt was too long so far, with its tokens."""
+        return dict(self._overlong_rows)
+
     def next(self) -> Prompt:
         """Return the next prompt; a new epoch begins when the rows are exhausted.
 

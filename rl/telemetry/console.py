@@ -48,6 +48,7 @@ class Console:
         run_log_path: Path,
         clock: Clock,
         stream: TextIO | None = None,
+        unit: str = "step",
     ) -> None:
         """Open run.log (appending, for a resumed run) and start the display.
 
@@ -57,6 +58,7 @@ class Console:
             run_log_path: The log file; its folder exists.
             clock: Time, for the time left.
             stream: Where to write; None = standard output. A closed one takes nothing, and that is no error.
+            unit: What is counted.
         """
         out = _open_or_nowhere(sys.stdout if stream is None else stream)
         self._is_ascii = not _can_write(out, "⣿┤")
@@ -73,7 +75,7 @@ class Console:
         )
         self._output_lost = False
         self._handlers = self._attach(run_log_path)
-        self._progress = self._make_progress()
+        self._progress = self._make_progress(unit)
         self._task = self._progress.add_task("", total=total_steps, step=0, phase="starting", rate="", eta="")
         if self._is_rich:
             self._progress.start()
@@ -103,6 +105,10 @@ class Console:
             eta=f"{duration(left)} left" if step < self._total_steps else "",
             rate="" if rate is None else f"{rate:.0f} tok/s",
         )
+
+    def counted(self, done: int, total: int) -> None:
+        """Set the progress of work that is not made of steps; a terminal shows it in the progress line."""
+        self._progress.update(self._task, completed=done, total=total, step=done)
 
     def resumed_at(self, step: int) -> None:
         """Set the progress of a resumed run, which has `step` steps behind it."""
@@ -152,10 +158,10 @@ class Console:
             logging.captureWarnings(False)
         self._handlers = []
 
-    def _make_progress(self) -> Progress:
+    def _make_progress(self, unit: str) -> Progress:
         return Progress(
             SpinnerColumn("line" if self._is_ascii else "dots", style="cyan", finished_text="*"),
-            TextColumn("[bold]step {task.fields[step]}/{task.total:.0f}"),
+            TextColumn(f"[bold]{unit} {{task.fields[step]}}/{{task.total:.0f}}"),
             BarColumn(bar_width=24, style="bright_black", complete_style="cyan", finished_style="green"),
             TextColumn("{task.fields[phase]}"),
             TextColumn("[dim]{task.fields[rate]}"),

@@ -1,30 +1,14 @@
 """Tests of rl.controller.run: how a run that cannot be closed cleanly ends. Whole runs: tests/integration."""
 
 import logging
-from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from rl.controller import run as run_module
-from rl.controller.run import _close
 from rl.core.errors import ConfigError
 from rl.core.resources import RunResources
 from tests.support.tiny_run import make_tiny_run
-
-
-async def test_an_error_while_closing_is_logged_and_the_first_error_is_raised(caplog: pytest.LogCaptureFixture) -> None:
-    async def broken() -> None:
-        raise OSError("the socket is gone")
-
-    with pytest.raises(ValueError, match="the first"):
-        stack = AsyncExitStack()
-        stack.push_async_callback(broken)
-        try:
-            raise ValueError("the first")
-        finally:
-            await _close(stack)
-    assert "did not close cleanly: OSError: the socket is gone" in caplog.text
 
 
 def test_a_cleaner_and_a_summary_that_fail_do_not_mask_the_error_of_the_run(

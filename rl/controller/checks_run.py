@@ -9,7 +9,6 @@ from rl.controller.conflicts import Check, Conflict, inert
 from rl.data.config import DatasetConfig, HfDataset, JsonlDataset, ReasoningGymDataset
 from rl.environments.config import EnvironmentConfig, FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
-from rl.rollout.sampler import build_sampler
 
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
 # Names of validation metrics; beside them env/<the environment's own>.
@@ -31,22 +30,6 @@ def _validation_switches(config: MasterConfig) -> list[tuple[str, bool | int]]:
     grpo = config.grpo
     switches = {"val_period": grpo.val_period, "val_at_start": grpo.val_at_start, "val_at_end": grpo.val_at_end}
     return [(f"grpo.{name}", value) for name, value in switches.items() if value]
-
-
-def buffer_holds_the_window(config: MasterConfig) -> Iterator[Conflict]:
-    """Training would wait for groups that cannot start."""
-    sampler, prompts = config.async_rl.sampler, config.grpo.num_prompts_per_step
-    needed, held = build_sampler(sampler).required_capacity(prompts), config.async_rl.max_buffered_rollouts
-    if held < needed:
-        keys = (
-            "async_rl.max_buffered_rollouts",
-            "async_rl.sampler.max_lookahead_versions",
-            "grpo.num_prompts_per_step",
-        )
-        problem = (
-            f"{keys[1]}={sampler.max_lookahead_versions} needs {keys[0]} >= {needed} ({keys[2]}={prompts}), got {held}"
-        )
-        yield Conflict(keys, problem, f"set {keys[0]}={needed}")
 
 
 def backoff_is_ordered(config: MasterConfig) -> Iterator[Conflict]:
@@ -171,8 +154,16 @@ def raw_prompts_have_no_template(config: MasterConfig) -> Iterator[Conflict]:
     """Without the chat template its settings mean nothing."""
     if config.data.prompt_format == "raw":
         reason = "data.prompt_format=raw uses no chat template"
-        yield from inert(config.data, "data", ["system_prompt"], "data.prompt_format", reason)
+        names = ["system_prompt", "rewritten_history"]
+        yield from inert(config.data, "data", names, "data.prompt_format", reason)
         yield from inert(config.policy.tokenizer, "policy.tokenizer", ["chat_template"], "data.prompt_format", reason)
+
+
+def one_turn_has_no_history(config: MasterConfig) -> Iterator[Conflict]:
+    """A template can rewrite the history of several turns only."""
+    if config.grpo.max_rollout_turns == 1 and config.data.prompt_format == "chat":
+        key = "grpo.max_rollout_turns"
+        yield from inert(config.data, "data", ["rewritten_history"], key, f"{key}=1 leaves no history")
 
 
 def local_cluster_is_one_process(config: MasterConfig) -> Iterator[Conflict]:
@@ -230,7 +221,6 @@ def engine_memory_matches_the_device(config: MasterConfig) -> Iterator[Conflict]
 
 
 RUN_CHECKS: list[Check] = [
-    buffer_holds_the_window,
     backoff_is_ordered,
     watchdog_looks_in_time,
     validation_has_prompts,
@@ -242,6 +232,7 @@ RUN_CHECKS: list[Check] = [
     reasoning_gym_scores_its_own,
     math_has_answers,
     raw_prompts_have_no_template,
+    one_turn_has_no_history,
     local_cluster_is_one_process,
     joined_cluster_has_its_own_store,
     gpus_suffice,

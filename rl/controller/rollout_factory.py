@@ -1,11 +1,11 @@
 """Rollout managers out of the configuration: for training, for each validation and for evaluation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from rl.controller.config import MasterConfig
 from rl.core.clock import Clock
-from rl.core.types import Message
 from rl.data.chat import PromptTokenizer
+from rl.data.conversation import Conversations
 from rl.environments.base import Environment
 from rl.generation.generator import Generator, SamplingParams
 from rl.rollout.manager import RolloutManager
@@ -33,6 +33,11 @@ class RolloutFactory:
         self._generator = generator
         self._environments = environments
         self._tokenizer = tokenizer
+        self._conversations = Conversations(
+            tokenizer,
+            is_raw=config.data.prompt_format == "raw",
+            rewritten_history=config.data.rewritten_history,
+        )
         self._clock = clock
         self.movement = Movement()
         self._unscored = Unscored()
@@ -87,7 +92,7 @@ class RolloutFactory:
             env_timeout_s=failure.native.env_timeout_s,
         )
         runner = GroupRunner(
-            self._generator, self._environments, sampling, self._encode, limits, self._clock, self._unscored
+            self._generator, self._environments, sampling, self._conversations, limits, self._clock, self._unscored
         )
         return RolloutManager(
             runner,
@@ -98,7 +103,3 @@ class RolloutFactory:
             self._clock,
             self.movement,
         )
-
-    def _encode(self, messages: Sequence[Message]) -> tuple[int, ...]:
-        """Token ids of an environment's answer: its plain text, without template and special tokens."""
-        return self._tokenizer.encode_text("".join(message.content for message in messages))

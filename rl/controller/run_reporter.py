@@ -11,7 +11,7 @@ from pathlib import Path
 from rl.controller.phases import CHECKPOINTING
 from rl.controller.step import StepReport
 from rl.controller.validation import ValidationReport
-from rl.core.types import RolloutGroup
+from rl.core.types import RolloutGroup, TrainedSequence
 from rl.telemetry.console import Console
 from rl.telemetry.logger import RunLogger
 from rl.telemetry.rollout_log import write_rollouts
@@ -36,7 +36,7 @@ class RunReporter:
     async def step(self, report: StepReport, extra: Mapping[str, float]) -> None:
         """Record a step; what the console shows stands on disk."""
         metrics = {**report.metrics, **extra}
-        await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.advantages)
+        await self._write_rollouts(f"step_{report.step}.jsonl", report.groups, report.step, report.trained)
         self._logger.log_step(report.step, metrics)
         self._console.step_line(report.step, metrics)
 
@@ -56,11 +56,15 @@ class RunReporter:
         self._console.note(message)
 
     async def _write_rollouts(
-        self, name: str, groups: Sequence[RolloutGroup], step: int, advantages: Mapping[str, float]
+        self,
+        name: str,
+        groups: Sequence[RolloutGroup],
+        step: int,
+        trained: Mapping[str, tuple[TrainedSequence, ...]],
     ) -> None:
         if self._rollouts is None:
             return
         try:
-            await asyncio.to_thread(write_rollouts, self._rollouts / name, groups, step, advantages)
+            await asyncio.to_thread(write_rollouts, self._rollouts / name, groups, step, trained)
         except OSError as error:
             _log.warning("cannot write %s (%s); training goes on", self._rollouts / name, error)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rl.controller.pump import GroupRuns
-from rl.controller.step_metrics import completion_tokens, environment_metrics
+from rl.controller.step_metrics import environment_metrics
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel
 from rl.core.types import Dropped, RolloutGroup
@@ -81,6 +81,6 @@ def validation_metrics(groups: Sequence[RolloutGroup], asked: int, num_generatio
         solved = sum(any(r.is_valid and r.reward > 0 for r in group.rollouts) for group in groups)
         metrics["pass_at_k"] = solved * num_generations / asked
     if rollouts:
-        metrics["avg_length"] = sum(completion_tokens(rollout) for rollout in rollouts) / len(rollouts)
+        metrics["avg_length"] = sum(rollout.num_sampled_tokens for rollout in rollouts) / len(rollouts)
         metrics["truncation_rate"] = sum(rollout.is_truncated for rollout in rollouts) / len(rollouts)
     return metrics | environment_metrics(rollouts)

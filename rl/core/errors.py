@@ -14,6 +14,10 @@ class InfraError(RLError):
     """A process, engine, device or connection failed; retry elsewhere."""
 
 
+class CompletionError(InfraError):
+    """An engine answered one request with a completion that cannot be used; others may be well."""
+
+
 class DataError(RLError):
     """A sample, prompt or environment is faulty; deterministic, so retry little."""
 

@@ -142,6 +142,8 @@ class Turn:
         flags: What was wrong with the completion's form.
         forked: The chat template rewrote the history, so this turn's prompt does not begin with the tokens before it;
             it is trained as a sequence of its own.
+        drifted: The chat template writes the answer before this turn with other outer whitespace, or another end, than
+            was sampled; the sampled tokens stand.
     """
 
     prompt_tokens: tuple[int, ...]
@@ -150,6 +152,7 @@ class Turn:
     reward: float = 0.0
     flags: frozenset[TurnFlag] = frozenset()
     forked: bool = False
+    drifted: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,9 +183,42 @@ class Rollout:
         return self.status is RolloutStatus.OK and math.isfinite(self.reward)
 
     @property
+    def sequences(self) -> tuple[tuple[Turn, ...], ...]:
+        """The turns by the sequence that they are trained in: a fork begins a new one."""
+        starts = [0, *(number for number, turn in enumerate(self.turns) if turn.forked and number)]
+        ends = [*starts[1:], len(self.turns)]
+        return tuple(self.turns[start:end] for start, end in zip(starts, ends, strict=True))
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Sampled tokens over all turns."""
+        return sum(len(turn.completion.tokens) for turn in self.turns)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all its sequences: prompts, completions, and what environment and template added."""
+        last = [turns[-1] for turns in self.sequences]
+        return sum(len(turn.prompt_tokens) + len(turn.completion.tokens) for turn in last)
+
+    @property
     def is_truncated(self) -> bool:
-        """Whether a length bound cut it off: of a completion, or of the context between turns."""
+        """Whether a length bound cut it off: of the last completion, or of the context between turns."""
         return self.end is RolloutEnd.CONTEXT or self.turns[-1].completion.finish_reason is FinishReason.LENGTH
+
+
+@dataclass(frozen=True)
+class TrainedSequence:
+    """What a step made of one sequence of a rollout.
+
+    Attributes:
+        reward: Reward after scaling, shaping and penalties; NaN where the rollout is not valid.
+        weight: Weight in loss and counts.
+        advantages: Of the sampled tokens, in order; one number where all have the same.
+    """
+
+    reward: float
+    weight: float
+    advantages: float | tuple[float, ...]
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,28 @@
-"""Prompts to token ids: the chat template lives here and nowhere else.
+"""Prompts to token ids: the chat template and the tokenizer live here and nowhere else.
 
-Completions are never tokenized again; only prompts are.
+Completions are never tokenized again; only prompts are. How a conversation goes on from turn to turn is the business
+of `conversation.py`, what of it the assistant said that of `assistant_mask.py`; both ask this module.
 
     tokenizer = PromptTokenizer(model_path, policy.tokenizer, data, trust_remote_code=False)
     tokenizer.encode(row.messages)
 """
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
 from transformers import AutoTokenizer
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from rl.core.errors import ConfigError, DataError
 from rl.core.types import Message
 from rl.data.columns import PLAIN_TEXT
 from rl.data.config import DataConfig
+
+_MARKED = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class TokenizerSettings(Protocol):
@@ -69,6 +74,8 @@ class PromptTokenizer:
                 "use data.prompt_format: raw, or give a template in policy.tokenizer.chat_template"
             )
         self.stop_token_ids = _stop_token_ids(Path(model_path), self._tokenizer.eos_token_id)
+        marks = (number for number, token in self._tokenizer.added_tokens_decoder.items() if token.special)
+        self._special = frozenset([*self.stop_token_ids, *self._tokenizer.all_special_ids, *marks])
 
     def messages(self, row_messages: Sequence[Message]) -> tuple[Message, ...]:
         """Return the conversation that the model sees.
@@ -97,29 +104,77 @@ class PromptTokenizer:
                 condition on.
         """
         messages = self.messages(row_messages)
-        for message in messages:
-            _check_unicode(message)
+        if self._raw:
+            _check_unicode(messages[0])
         ids = self._encode_text(messages[0].content) if self._raw else self._encode_chat(messages)
         if not ids:
             raise DataError(f"the prompt {messages[0].content!r:.80} has no tokens")
         return ids
 
+    def render(self, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+        """Return the text that the chat template writes for a conversation as it stands.
+
+        Raises:
+            DataError: the template refuses it, or a message is no Unicode text.
+        """
+        return str(self._rendered(messages, add_generation_prompt=generation_prompt)[0])
+
+    def render_marked(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]] | None:
+        """Return the text of a conversation and the characters [start, end) that the template marks as generated.
+
+        None when it has no {% generation %} marks. Raises DataError as `render`.
+        """
+        if not _MARKED.search(self._tokenizer.get_chat_template()):
+            return None
+        text, spans = self._rendered(messages, return_assistant_tokens_mask=True)
+        return text, spans
+
     def encode_text(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a piece of text, without special tokens."""
+        """Return the token ids of a piece of text, without special tokens of the tokenizer's own."""
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def encode_after(self, token: int, text: str) -> tuple[int, ...]:
+        """Return the token ids that `text` has after a special token."""
+        ids = self.encode_text(self.decode([token]) + text)
+        return ids[1:] if ids[:1] == (token,) else self.encode_text(text)
+
+    def encode_spans(self, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
+        """Return the token ids of a text, and the characters [start, end) of each."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return tuple(encoded["input_ids"]), [(start, end) for start, end in encoded["offset_mapping"]]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included."""
+        return str(
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        )
+
+    def is_special(self, token: int) -> bool:
+        """Whether a token is a mark of the format (an end of turn, say) rather than text."""
+        return token in self._special
 
     def _encode_text(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer(text)["input_ids"])
 
     def _encode_chat(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        # The template writes the special tokens itself.
+        return self.encode_text(self.render(messages, generation_prompt=True))
+
+    def _rendered(self, messages: Sequence[Message], **options: bool) -> tuple[str, list[tuple[int, int]]]:
+        for message in messages:
+            _check_unicode(message)
         chat = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            text = self._tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            texts, spans = render_jinja_template(
+                conversations=[chat],
+                chat_template=self._tokenizer.get_chat_template(),
+                **options,
+                **self._tokenizer.special_tokens_map,
+            )
         except (TemplateError, ValueError, TypeError) as error:
             roles = ", ".join(message.role for message in messages)
             raise DataError(f"the chat template refuses a conversation with the roles {roles}: {error}") from error
-        # The template writes the special tokens itself.
-        return self.encode_text(text)
+        return texts[0], spans[0] if spans else []
 
 
 def _check_unicode(message: Message) -> None:

@@ -43,8 +43,34 @@ class FewShotAdditionDataset(ConfigModel):
     part: Literal["train", "heldout"] = Field("train", description="Pairs of one part never occur in the other.")
 
 
+class CalculatorProductsDataset(ConfigModel):
+    """Products of two-digit numbers after worked examples that call a calculator; scored by an environment of tools."""
+
+    kind: Literal["calculator_products"]
+    part: Literal["train", "heldout"] = Field("train", description="Pairs of one part never occur in the other.")
+    size: int = Field(1000, ge=1, le=1000, description="Rows.")
+    seed: int = Field(0, ge=0, description="Seed of the choice and order of the rows.")
+
+
+class SlidingPuzzleDataset(ConfigModel):
+    """Boards of the sliding puzzle that can be solved; scored by the environment of the same name."""
+
+    kind: Literal["sliding_puzzle"]
+    rows: int = Field(3, ge=2, le=10, description="Rows of the board.")
+    columns: int = Field(3, ge=2, le=10, description="Columns of the board.")
+    shuffle_moves: int = Field(4, ge=1, description="Moves by which the solved board is shuffled.")
+    size: int = Field(1000, ge=1, description="Rows of the dataset.")
+    seed: int = Field(0, ge=0, description="Seed of the boards; use another one for validation.")
+
+
 DatasetConfig = Annotated[
-    JsonlDataset | HfDataset | ReasoningGymDataset | FewShotAdditionDataset, Field(discriminator="kind")
+    JsonlDataset
+    | HfDataset
+    | ReasoningGymDataset
+    | FewShotAdditionDataset
+    | CalculatorProductsDataset
+    | SlidingPuzzleDataset,
+    Field(discriminator="kind"),
 ]
 
 
@@ -64,4 +90,9 @@ class DataConfig(ConfigModel):
     )
     overlong_prompts: Literal["skip", "error"] = Field(
         "skip", description="What happens to longer prompts; skipped ones are counted."
+    )
+    rewritten_history: Literal["error", "fork"] = Field(
+        "error",
+        description="What happens when the chat template rewrites earlier turns (drops old reasoning, say): an error, "
+        "or the turn is trained as a sequence of its own, over the conversation as the template writes it then.",
     )

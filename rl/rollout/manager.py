@@ -25,7 +25,13 @@ _STATUS_COUNTERS = {
     RolloutStatus.REWARD_TIMEOUT: "num_reward_timeouts",
     RolloutStatus.REWARD_INVALID: "num_reward_invalid",
 }
-_COUNTERS = (*_STATUS_COUNTERS.values(), "num_infra_retries", "num_data_retries", "num_failed_prompt_groups")
+_COUNTERS = (
+    *_STATUS_COUNTERS.values(),
+    "num_unusable_samples",
+    "num_infra_retries",
+    "num_data_retries",
+    "num_failed_prompt_groups",
+)
 
 
 class RolloutManager:
@@ -83,6 +89,7 @@ class RolloutManager:
                     await self._clock.sleep(decision.delay_s)
             else:
                 self._counters.update(_STATUS_COUNTERS[r.status] for r in rollouts if r.status in _STATUS_COUNTERS)
+                self._counters["num_unusable_samples"] += n - len(rollouts)
                 return RolloutGroup(ticket.seq, prompt, rollouts)
 
     def drain_counters(self) -> dict[str, int]:

@@ -42,6 +42,7 @@ from tests.support.fakes import (
     FakeReporter,
     FakeWeightSync,
     make_prompt,
+    plain_conversations,
 )
 
 SAMPLING = SamplingParams(1.0, 1.0, None, 8, (2,), (), 0)
@@ -82,7 +83,9 @@ def build(
     reporter, stop, phases = FakeReporter(), StopSignal(), Phases(clock, lambda _: None)
     buffer = ReplayBuffer(InOrder(lookahead), 2, 2 * (lookahead + 1), 1)
     envs = {"echo": environment or EchoEnvironment()}
-    runner = GroupRunner(generator, envs, SAMPLING, lambda _: (), RunnerLimits(1, 64, 1e6, 5.0), clock, Unscored())
+    runner = GroupRunner(
+        generator, envs, SAMPLING, plain_conversations(), RunnerLimits(1, 64, 1e6, 5.0), clock, Unscored()
+    )
 
     movement = Movement()
 

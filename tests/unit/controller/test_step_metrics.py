@@ -2,16 +2,16 @@
 
 import math
 
+import torch
+
 from rl.controller.step_metrics import (
-    advantages_by_rollout,
-    batch_metrics,
-    length_metrics,
+    environment_metrics,
     prefixed,
     rates,
-    reward_metrics,
+    trained_by_rollout,
 )
 from rl.core.batch import TrainBatch
-from rl.core.types import Rollout, RolloutGroup, RolloutStatus, Turn
+from rl.core.types import Rollout, RolloutGroup, RolloutStatus, TrainedSequence, Turn
 from tests.support.fakes import make_completion, make_prompt
 
 
@@ -30,47 +30,30 @@ def make_group(group_id: int, rewards: list[float], version: int = 0, end_versio
     return RolloutGroup(group_id, make_prompt(group_id), rollouts)
 
 
-def test_rewards_are_over_valid_rollouts_and_failures_are_counted_apart() -> None:
-    groups = [make_group(0, [0.0, 0.0]), make_group(1, [1.0, 1.0]), make_group(2, [1.0, float("nan"), 0.0])]
-    metrics = reward_metrics(groups)
-    assert metrics["reward"] == 0.5
-    assert metrics["filtered_reward"] == 0.5
-    assert metrics["num_valid_rollouts"] == 6.0
-    assert metrics["num_invalid_rollouts"] == 1.0
-    assert metrics["baseline_reward/pct_0"] == metrics["baseline_reward/pct_1"] == 1 / 3
-    assert metrics["baseline_reward/pct_mixed"] == 1 / 3
-    assert metrics["env/exact"] == 1.0
+def test_numbers_of_the_environment_are_means_over_the_rollouts_that_have_them() -> None:
+    assert environment_metrics(make_group(0, [1.0, 0.0]).rollouts) == {"env/exact": 1.0}
 
 
-def test_a_mean_over_nothing_is_left_out() -> None:
-    metrics = reward_metrics([make_group(0, [float("nan")])])
-    assert "reward" not in metrics
-    assert "baseline_reward/pct_0" not in metrics
-    assert metrics["num_invalid_rollouts"] == 1.0
-
-
-def test_lengths_are_in_tokens() -> None:
-    metrics = length_metrics([make_group(0, [0.0, 1.0])])
-    assert metrics["mean_prompt_length"] == 3.0
-    assert metrics["mean_gen_tokens_per_sample"] == metrics["max_gen_tokens_per_sample"] == 4.0
-    assert metrics["truncation_rate"] == 0.0
-
-
-def test_staleness_comes_from_the_spans_of_the_trained_tokens_alone() -> None:
-    groups = [make_group(0, [0.0], version=1, end_version=3), make_group(1, [float("nan")], version=0)]
-    metrics = batch_metrics(TrainBatch.from_groups(groups), version=3)
-    assert metrics["staleness_max"] == 2.0
-    assert metrics["staleness_mean"] == 1.0
-    assert metrics["total_num_tokens"] == 14.0
-
-
-def test_advantages_are_reported_over_tokens_and_by_rollout() -> None:
+def test_what_a_step_made_of_rollouts_stands_by_their_ids() -> None:
     groups = [make_group(0, [0.0, 1.0])]
     batch = TrainBatch.from_groups(groups)
     batch = batch.with_columns(advantages=(batch.sequence_ids * 2 - 1).float())
-    metrics = batch_metrics(batch, version=0)
-    assert (metrics["advantages/mean"], metrics["advantages/max"], metrics["advantages/min"]) == (0.0, 1.0, -1.0)
-    assert advantages_by_rollout(groups, batch) == {"0/0": -1.0, "0/1": 1.0}
+    assert trained_by_rollout(groups, batch) == {
+        "0/0": (TrainedSequence(0.0, 1.0, -1.0),),
+        "0/1": (TrainedSequence(1.0, 1.0, 1.0),),
+    }
+
+
+def test_what_a_step_made_of_a_forked_rollout_has_an_entry_per_sequence() -> None:
+    turns = (Turn((1, 2), make_completion(0)), Turn((1, 9), make_completion(0), forked=True))
+    group = RolloutGroup(3, make_prompt(0), (Rollout("3/0", turns, 1.0), Rollout("3/1", turns[:1], 0.0)))
+    batch = TrainBatch.from_groups([group])
+    values = torch.tensor([0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 2.0, 3.0, 0.0, 0.0, 4.0, 4.0])
+    batch = batch.with_columns(advantages=values, rewards=torch.tensor([0.5, 0.5, 0.25]))
+    assert trained_by_rollout([group], batch) == {
+        "3/0": (TrainedSequence(0.5, 1.0, 1.0), TrainedSequence(0.5, 1.0, (2.0, 3.0))),
+        "3/1": (TrainedSequence(0.25, 1.0, 4.0),),
+    }
 
 
 def test_rates_and_prefixes() -> None:

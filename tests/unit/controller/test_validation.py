@@ -11,7 +11,7 @@ from rl.rollout.movement import Movement
 from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
-from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
+from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt, plain_conversations
 
 GREEDY = SamplingParams(0.0, 1.0, None, 8, (2,), (), 0)
 
@@ -20,7 +20,13 @@ def make_validator(
     generator: FakeGenerator, environment: EchoEnvironment, clock: FakeClock, prompts: int, samples: int
 ) -> Validator:
     runner = GroupRunner(
-        generator, {"echo": environment}, GREEDY, lambda _: (), RunnerLimits(1, 64, 50.0, 5.0), clock, Unscored()
+        generator,
+        {"echo": environment},
+        GREEDY,
+        plain_conversations(),
+        RunnerLimits(1, 64, 50.0, 5.0),
+        clock,
+        Unscored(),
     )
     return Validator(
         HeldOut([make_prompt(index) for index in range(prompts)], Skipped(overlong=3, faulty=2)),

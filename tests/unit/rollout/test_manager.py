@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from rl.core.errors import DataError, FatalError, InfraError
+from rl.core.errors import CompletionError, DataError, FatalError, InfraError
 from rl.core.types import Dropped, RolloutGroup, RolloutStatus
 from rl.generation.generator import SamplingParams
 from rl.rollout.config import RolloutFailureConfig
@@ -15,7 +15,7 @@ from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.ticket import Ticket
 from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
-from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
+from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt, plain_conversations
 
 SAMPLING = SamplingParams(1.0, 1.0, None, 8, (2,), (), 0)
 
@@ -25,7 +25,13 @@ def make_manager(
 ) -> RolloutManager:
     limits = RunnerLimits(1, 64, generation_timeout_s=100.0, env_timeout_s=5.0)
     runner = GroupRunner(
-        generator, {"echo": environment or EchoEnvironment()}, SAMPLING, lambda _: (), limits, clock, Unscored()
+        generator,
+        {"echo": environment or EchoEnvironment()},
+        SAMPLING,
+        plain_conversations(),
+        limits,
+        clock,
+        Unscored(),
     )
     return RolloutManager(
         runner, RolloutFailureConfig(), max_inflight, seed=1, name="train", clock=clock, movement=Movement()
@@ -56,6 +62,16 @@ async def test_a_group_that_keeps_failing_is_dropped_with_its_reason() -> None:
     assert dropped == Dropped("infra_error", 5, "InfraError: engine died")
     assert manager.drain_counters()["num_failed_prompt_groups"] == 1
     assert manager.movement.inflight == 0
+
+
+async def test_samples_without_a_usable_completion_are_counted() -> None:
+    clock = FakeClock()
+    generator = FakeGenerator(clock, failure=lambda request: CompletionError("nan") if "-s1-" in request else None)
+    manager = make_manager(generator, clock)
+    group = await clock.run(manager.run_group(make_prompt(0), 3, Ticket(0, 0)))
+    assert isinstance(group, RolloutGroup) and len(group.rollouts) == 2
+    counters = manager.drain_counters()
+    assert (counters["num_unusable_samples"], counters["num_infra_retries"]) == (1, 0)
 
 
 async def test_a_data_error_is_tried_twice_without_a_pause() -> None:

@@ -10,7 +10,7 @@ from rl.generation.generator import SamplingParams
 from rl.rollout.runner import Attempt, GroupRunner, RunnerLimits
 from rl.rollout.unscored import REASONS_TOLD, Unscored
 from tests.support.clock import FakeClock
-from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt
+from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt, plain_conversations
 
 SAMPLING = SamplingParams(1.0, 1.0, None, 8, (2,), (), 0)
 
@@ -34,7 +34,7 @@ async def test_the_reason_of_a_missing_reward_is_a_warning_once_and_in_the_log_a
     clock = FakeClock()
     limits = RunnerLimits(1, 64, 10.0, 5.0)
     runner = GroupRunner(
-        FakeGenerator(clock), {"echo": BrokenJudge()}, SAMPLING, lambda _: (), limits, clock, Unscored()
+        FakeGenerator(clock), {"echo": BrokenJudge()}, SAMPLING, plain_conversations(), limits, clock, Unscored()
     )
     with caplog.at_level(logging.INFO):
         await clock.run(runner.run(make_prompt(0), 3, Attempt(1, 7, 0, 0, "train")))

@@ -14,9 +14,19 @@ from typing import Any, cast
 
 from rl.core.errors import ConfigError, DataError
 from rl.core.imports import import_object
+from rl.data.calculator_products import calculator_product_rows
 from rl.data.columns import Row, check_columns, row_from_columns, shorten
-from rl.data.config import DatasetConfig, FewShotAdditionDataset, HfDataset, JsonlDataset, ReasoningGymDataset
+from rl.data.config import (
+    CalculatorProductsDataset,
+    DatasetConfig,
+    FewShotAdditionDataset,
+    HfDataset,
+    JsonlDataset,
+    ReasoningGymDataset,
+    SlidingPuzzleDataset,
+)
 from rl.data.few_shot_addition import few_shot_addition_rows
+from rl.data.sliding_puzzle import sliding_puzzle_rows
 
 _ROWS_CHECKED = 100
 
@@ -40,6 +50,10 @@ def load_rows(config: DatasetConfig) -> Sequence[Row]:
             )(config)
         case FewShotAdditionDataset():
             return few_shot_addition_rows(config.part)
+        case CalculatorProductsDataset():
+            return calculator_product_rows(config)
+        case SlidingPuzzleDataset():
+            return sliding_puzzle_rows(config)
 
 
 def check_dataset(config: DatasetConfig) -> None:
@@ -61,7 +75,7 @@ def check_dataset(config: DatasetConfig) -> None:
             cast(Callable[[ReasoningGymDataset], None], import_object("rl.data.reasoning_gym_dataset:check_task"))(
                 config
             )
-        case FewShotAdditionDataset():
+        case FewShotAdditionDataset() | CalculatorProductsDataset() | SlidingPuzzleDataset():
             pass
 
 

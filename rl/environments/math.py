@@ -13,7 +13,7 @@ class MathEnvironment(SingleTurnEnvironment):
 
     def __init__(self, name: str, config: MathEnvConfig) -> None:
         """Start the scoring processes in the background."""
-        super().__init__(name, config, prepare_math)
+        super().__init__(name, config, prepare_math, think_tags=config.think_tags)
         self._is_literal = config.literal_answer
 
     def task(self, prompt: Prompt, completion: Completion) -> Task | float:

@@ -16,7 +16,7 @@ class ReasoningGymEnvironment(SingleTurnEnvironment):
 
     def __init__(self, name: str, config: ReasoningGymEnvConfig) -> None:
         """Start the scoring processes in the background."""
-        super().__init__(name, config, prepare_reasoning_gym)
+        super().__init__(name, config, prepare_reasoning_gym, think_tags=config.think_tags)
 
     def task(self, prompt: Prompt, completion: Completion) -> Task:
         """Return the scoring of the prompt's own entry."""

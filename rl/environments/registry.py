@@ -3,7 +3,7 @@
 import dis
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import InspectLoader
 from importlib.machinery import PathFinder
 from typing import cast
@@ -11,7 +11,8 @@ from typing import cast
 from rl.core.errors import ConfigError
 from rl.core.imports import import_object
 from rl.environments.base import Environment
-from rl.environments.config import EnvConfig, EnvironmentConfig, FunctionEnvConfig
+from rl.environments.config import EnvConfig, EnvironmentConfig, FunctionEnvConfig, FunctionToolConfig, ToolsEnvConfig
+from rl.environments.machine_checks import check_machine
 
 # Names of a module that may have any other one too: compiled ones, and those with `import *`, count as if they did.
 _UNTOLD = frozenset({"__getattr__"})
@@ -24,23 +25,40 @@ def build_environments(env: EnvConfig) -> dict[str, Environment]:
         ConfigError: a reward function cannot be found.
     """
     check_environments(env)
-    return {name: _build(name, config) for name, config in env.items()}
+    return {name: build_environment(name, config) for name, config in env.items()}
+
+
+def build_environment(name: str, config: EnvironmentConfig) -> Environment:
+    """Build one environment of that name."""
+    build = cast(Callable[[str, EnvironmentConfig], Environment], import_object(config.builder))
+    return build(name, config)
 
 
 def check_environments(env: EnvConfig) -> None:
-    """Look for every reward function without running the user's code.
+    """Look for every reward function and tool without running the user's code, and for sandboxes and reward models.
 
     Raises:
-        ConfigError: a module does not exist, or its source does not define the name.
+        ConfigError: a module does not exist, its source does not define the name, or this machine lacks what is needed.
     """
     for name, config in env.items():
-        if isinstance(config, FunctionEnvConfig):
-            _check_target(config.target, f"env.{name}.target")
+        for key, target in _targets(config, f"env.{name}"):
+            _check_target(target, key)
+        check_machine(config, f"env.{name}")
 
 
-def _build(name: str, config: EnvironmentConfig) -> Environment:
-    build = cast(Callable[[str, EnvironmentConfig], Environment], import_object(config.builder))
-    return build(name, config)
+def _targets(config: EnvironmentConfig, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yield the user's functions with their dotted keys."""
+    match config:
+        case FunctionEnvConfig(target=str() as target):
+            yield f"{prefix}.target", target
+        case FunctionEnvConfig(targets=targets):
+            for name, target in targets.items():
+                yield f"{prefix}.targets.{name}", target
+        case ToolsEnvConfig(tools=tools, scorer=scorer):
+            for name, tool in tools.items():
+                if isinstance(tool, FunctionToolConfig):
+                    yield f"{prefix}.tools.{name}.target", tool.target
+            yield from _targets(scorer, f"{prefix}.scorer")
 
 
 def _check_target(target: str, key: str) -> None:

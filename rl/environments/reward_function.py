@@ -4,53 +4,72 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass
 from typing import Any, SupportsFloat, cast
 
 from rl.core.errors import DataError
 from rl.core.imports import import_object
 
-# The value of one sample: its reward, or why it has none.
-SampleReward = float | str
+
+@dataclass(frozen=True)
+class Fault:
+    """Why there is no number, in words."""
+
+    words: str
 
 
-def prepare_function(target: str) -> None:
-    """Import the function, so that no deadline pays for it.
+# What a function gave for one sample: its reward, or its components by name.
+Value = float | Fault
+SampleValue = Value | dict[str, Value]
+
+
+def prepare_functions(targets: tuple[str, ...]) -> None:
+    """Import the functions, so that no deadline pays for it.
 
     Raises:
         ConfigError: there is no such module or function, or it cannot be called.
     """
-    _load(target)
+    for target in targets:
+        load_function(target)
 
 
-def call_function(
-    target: str, prompt: object, completions: list[str], columns: Mapping[str, Any]
-) -> list[SampleReward]:
+def call_function(target: str, prompt: object, completions: list[str], columns: Mapping[str, Any]) -> list[SampleValue]:
     """Score one group: every argument is a list with one entry per completion.
 
     Returns:
-        One entry per completion: a finite number, or text that says what the function gave instead of one.
+        One entry per completion: a finite number, such numbers by component, or what the function gave instead.
 
     Raises:
         DataError: the row lacks a column that the function needs.
         Exception: whatever the function raises.
     """
-    function = _load(target)
+    function = load_function(target)
     count = len(completions)
     arguments = {"prompts": [prompt] * count, "completions": completions} | {
         name: [value] * count for name, value in columns.items() if name not in ("prompts", "completions")
     }
-    result = function(**_accepted(function, target, arguments))
-    if inspect.isawaitable(result):
-        result = asyncio.run(_await(result))
+    result = called(function, _accepted(function, target, arguments))
     fault = _group_fault(result, count)
-    return [fault] * count if fault else [_reward(value) for value in result]
+    return [Fault(fault)] * count if fault else [_sample_value(value) for value in result]
 
 
-def _load(target: str) -> Callable[..., Any]:
+def load_function(target: str) -> Callable[..., Any]:
+    """Import `module:function`.
+
+    Raises:
+        ConfigError: there is no such module or function.
+        DataError: it cannot be called.
+    """
     function = import_object(target)
     if not callable(function):
         raise DataError(f"'{target}' is a {type(function).__name__}, not a function")
     return cast(Callable[..., Any], function)
+
+
+def called(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    """Return what the function returns; one that is async is awaited."""
+    result = function(**arguments)
+    return asyncio.run(_await(result)) if inspect.isawaitable(result) else result
 
 
 def _accepted(function: Callable[..., Any], target: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -73,20 +92,27 @@ async def _await(awaitable: Any) -> Any:
 
 def _group_fault(result: object, count: int) -> str:
     """Return why the result cannot be the rewards of `count` completions; empty when it can."""
+    expected = f"expected a list of {count} rewards"
     if result is None:
-        return f"returned None, expected a list of {count} numbers"
+        return f"returned None, {expected}"
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Sized) or not isinstance(result, Iterable):
-        return f"returned {result!r:.80} of type {type(result).__name__}, expected a list of {count} numbers"
+        return f"returned {result!r:.80} of type {type(result).__name__}, {expected}"
     if len(result) != count:
         return f"returned {len(result)} rewards for {count} completions"
     return ""
 
 
-def _reward(value: object) -> SampleReward:
+def _sample_value(value: object) -> SampleValue:
+    if isinstance(value, Mapping):
+        return {str(name): _number(part) for name, part in value.items()}
+    return _number(value)
+
+
+def _number(value: object) -> Value:
     if isinstance(value, SupportsFloat):
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
-            return f"returned {value!r:.80}, which is no number ({error})"
-        return number if math.isfinite(number) else f"returned {number}"
-    return f"returned {value!r:.80} of type {type(value).__name__}"
+            return Fault(f"returned {value!r:.80}, which is no number ({error})")
+        return number if math.isfinite(number) else Fault(f"returned {number}")
+    return Fault(f"returned {value!r:.80} of type {type(value).__name__}")

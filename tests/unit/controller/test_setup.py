@@ -21,6 +21,8 @@ from rl.core.errors import ConfigError
 from rl.core.types import Message
 from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
+from rl.rollout.buffer import GroupState
+from tests.support.rollouts import make_completion, make_group, make_rollout
 from tests.support.tiny_run import make_tiny_run
 
 
@@ -72,6 +74,17 @@ async def test_the_buffer_follows_the_sampler(tmp_path: Path) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     waiting.cancel()
+
+
+async def test_dynamic_sampling_starts_the_surplus_and_lets_equal_rewards_go(tmp_path: Path) -> None:
+    surplus = ("grpo.batch_multiplier=2", "loss_fn.use_importance_sampling_correction=true")
+    buffer = build_buffer(load(tmp_path, "grpo.use_dynamic_sampling=true", *surplus))
+    tickets = [await buffer.reserve() for _ in range(4)]
+    turns = [((1, 2), make_completion([5]))]
+    for ticket in tickets[:2]:
+        rewards = (0.0, float(ticket.seq))
+        await buffer.put(ticket, make_group(ticket.seq, [make_rollout(turns, reward) for reward in rewards]))
+    assert (buffer.count(GroupState.FILTERED), buffer.count(GroupState.READY)) == (1, 1)
 
 
 def test_faulty_data_is_seen_before_anything_starts(tmp_path: Path) -> None:

@@ -242,11 +242,11 @@ def test_the_capacity_covers_the_window_and_the_surplus() -> None:
 def test_a_tally_counts_no_reward_that_is_missing() -> None:
     tally = RefillTally()
     tally.add((), is_filtered=True)
-    assert "unfiltered_reward" not in tally.metrics(2)
+    assert "unfiltered_reward" not in tally.metrics(2, num_carried=0)
     tally.add((0.25, 0.75), is_filtered=False)
-    assert tally.metrics(2)["unfiltered_reward"] == 0.5
-    assert tally.metrics(2)["dynamic_sampling_num_gen_batches"] == 1.0
-    assert tally.metrics(2)["dynamic_sampling_num_discarded_valid_samples"] == 0.0
+    assert tally.metrics(2, num_carried=0)["unfiltered_reward"] == 0.5
+    assert tally.metrics(2, num_carried=0)["dynamic_sampling_num_gen_batches"] == 1.0
+    assert tally.metrics(2, num_carried=0)["dynamic_sampling_num_discarded_valid_samples"] == 0.0
 
 
 async def test_a_failed_reward_neither_varies_nor_counts() -> None:

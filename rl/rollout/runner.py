@@ -158,7 +158,7 @@ class GroupRunner:
             if not active:
                 break
             completions = await gather_or_cancel([self._complete(prompt, sibling, attempt, turn) for sibling in active])
-            answered = [pair for pair in zip(active, completions, strict=True) if pair[1] is not None]
+            answered = [(s, c) for s, c in zip(active, completions, strict=True) if c is not None]
             episodes = [Episode(s.sample, tuple(s.turns), completion, s.state) for s, completion in answered]
             results = await self._ask(environment, prompt, episodes) if episodes else []
             for (sibling, completion), result in zip(answered, results, strict=True):

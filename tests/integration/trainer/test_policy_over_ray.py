@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl.algorithms.config import LossConfig
-from rl.algorithms.losses import ClippedPolicyLoss
+from rl.algorithms.objective import parse_objective
 from rl.cluster.config import ClusterConfig
 from rl.cluster.virtual_cluster import build_cluster
 from rl.core.errors import ConfigError
@@ -15,7 +15,7 @@ from rl.trainer.policy import start_policy
 from tests.support.policies import make_batch, make_policy, make_request, make_settings
 from tests.support.tiny_model import make_tiny_model
 
-LOSS = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.0), uses_prev=False)
+LOSS = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_update=True)
 
 
 async def test_two_ranks_over_ray_train_like_one_and_save_what_one_can_restore(tmp_path: Path) -> None:

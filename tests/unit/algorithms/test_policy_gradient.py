@@ -8,42 +8,8 @@ import torch
 
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Counts, Per
-from tests.support.losses import evaluate, objective
+from tests.support.losses import OPTIONS, evaluate, objective
 from tests.support.rollouts import loss_batch, scatter_sampled
-
-# Every option that changes which formula is computed, each with what it needs beside it.
-CORRECTED = {
-    "use_importance_sampling_correction": True,
-    "truncated_importance_sampling_ratio": 2.0,
-    "truncated_importance_sampling_ratio_min": 0.5,
-}
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"disable_ppo_ratio": True},
-    {"force_on_policy_ratio": True},
-    {"sequence_level_importance_ratios": True, "token_level_loss": False},
-    {"use_cispo": True},
-    {"ratio_clip_c": 3.0},
-    {"token_level_loss": False},
-    {"token_level_loss": False, "sequence_loss_divisor": 3},
-    {"entropy_coef": 0.1},
-    {"positive_example_nll_weight": 0.1},
-    {"reference_policy_kl_penalty": 1.0, "reference_policy_kl_type": "k1"},
-    {"reference_policy_kl_penalty": 1.0, "reference_policy_kl_type": "k2"},
-    {"reference_policy_kl_penalty": 1.0, "kl_input_clamp_value": None, "kl_output_clamp_value": None},
-    {"reference_policy_kl_penalty": 1.0, "use_on_policy_kl_approximation": True},
-    {"reference_policy_kl_penalty": 1.0, "use_kl_in_reward": True},
-    {"use_importance_sampling_correction": True},
-    CORRECTED | {"truncated_importance_sampling_type": "tis"},
-    CORRECTED | {"truncated_importance_sampling_type": "icepop"},
-    CORRECTED | {"truncated_importance_sampling_type": "seq-mask-tis"},
-    CORRECTED
-    | {
-        "truncated_importance_sampling_type": "icepop",
-        "sequence_level_importance_ratios": True,
-        "token_level_loss": False,
-    },
-]
 
 
 def _counted(batch: TrainBatch) -> TrainBatch:

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.algorithms.config import LossConfig
-from rl.algorithms.losses import ClippedPolicyLoss
+from rl.algorithms.objective import parse_objective
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Metric, Per
 from rl.trainer.forward_backward import (
@@ -21,7 +21,7 @@ from rl.trainer.forward_backward import (
 from rl.trainer.model import CausalModel
 from tests.support.rollouts import make_completion, make_group, make_rollout, random_groups
 
-LOSS = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.0), uses_prev=False)
+LOSS = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_update=True)
 
 
 def load(path: Path) -> CausalModel:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rl.algorithms.algorithm import LossSums
 from rl.algorithms.config import LossConfig
-from rl.algorithms.losses import ClippedPolicyLoss
+from rl.algorithms.objective import parse_objective
 from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError, FatalError
 from rl.core.metrics import Per
@@ -30,7 +30,7 @@ from tests.support.policies import (
 )
 from tests.support.tiny_model import make_tiny_model
 
-PLAIN = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.0), uses_prev=False)
+PLAIN = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_update=True)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ async def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(
     tiny_model: Path, token_level: bool, num_workers: int, micro_batch_size: int
 ) -> None:
     config = LossConfig(reference_policy_kl_penalty=0.0, token_level_loss=token_level)
-    loss = ClippedPolicyLoss(config, uses_prev=False)
+    loss = parse_objective(config, single_update=True)
     batch = make_batch().with_columns(sample_weights=torch.tensor([1.0, 0.0] + [1.0] * 14))
     whole = await make_policy(make_settings(tiny_model, train_micro_batch_size=16), make_request(tiny_model))
     cut = await make_policy(
@@ -118,7 +118,7 @@ async def test_several_optimizer_steps_are_one_version_and_one_schedule_position
     scheduler = SchedulerConfig(name="linear", decay_steps=10)
     settings = make_settings(tiny_model, train_global_batch_size=4, scheduler=scheduler)
     policy = await make_policy(settings, make_request(tiny_model))
-    loss = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.0), uses_prev=True)
+    loss = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_update=False)
     for step in range(2):
         batch = make_batch(step)
         batch = batch.with_columns(prev_logprobs=await policy.logprobs(batch))
@@ -156,7 +156,7 @@ async def test_the_reference_stays_frozen(tiny_model: Path) -> None:
     batch = make_batch()
     start = await policy.logprobs(batch)
     assert torch.equal(await policy.reference_logprobs(batch), start)
-    loss = ClippedPolicyLoss(LossConfig(reference_policy_kl_penalty=0.1), uses_prev=False)
+    loss = parse_objective(LossConfig(reference_policy_kl_penalty=0.1), single_update=True)
     result = await policy.train(batch.with_columns(reference_logprobs=start), loss)
     assert result.metrics["kl_penalty"] == pytest.approx(0.0, abs=1e-6)
     assert torch.equal(await policy.reference_logprobs(batch), start)

@@ -7,7 +7,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rl.core.batch import TrainBatch
+from rl.core.types import Completion, FinishReason, Message, Prompt, VersionSpan
+from rl.data.chat import PromptTokenizer
+from rl.data.config import DataConfig
+from rl.data.conversation import Conversations
 from rl.data.pretrained import resolve_model
+from rl.trainer.config import TokenizerConfig
 from rl.trainer.forward_backward import ForwardSettings, compute_logprobs
 from rl.trainer.model import CausalModel
 from tests.support.rollouts import make_completion, make_group, make_rollout
@@ -35,6 +40,23 @@ def test_the_tokenizer_knows_its_chat_template_and_the_newline(folder: Path) -> 
     assert tokenizer.encode("\n") == [198]
     text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
     assert "<|im_start|>user\nhi<|im_end|>" in text
+
+
+def test_turns_are_separated_as_the_whole_conversation_would_be(folder: Path) -> None:
+    data = DataConfig.model_validate({"train": {"kind": "few_shot_addition"}})
+    tokenizer = PromptTokenizer(folder, TokenizerConfig(), data, trust_remote_code=False)
+    conversations = Conversations(tokenizer, is_raw=False, rewritten_history="error")
+    history = [Message("user", "What is 12*12?")]
+    conversation = conversations.begin(Prompt("p", tuple(history), "math", {}, tokenizer.encode(history)))
+    for answer, ended in (("Let me see: 144", True), (" I said\n\n144 ", False), ("1, 4, 4: é", True)):
+        tokens = tokenizer.encode_text(answer + "<|im_end|>" * ended)
+        finish = FinishReason.STOP if ended else FinishReason.LENGTH
+        said = Completion(tokens, (-1.0,) * len(tokens), finish, (VersionSpan(0, 0, len(tokens)),), answer)
+        reply = Message("tool", "144")
+        conversation = conversations.follow(conversation, said, [reply])
+        history += [Message("assistant", answer), reply]
+        assert conversation.token_ids == tokenizer.encode(history)
+        assert not conversation.is_drifted and not conversation.is_forked
 
 
 def test_the_trainer_scores_tokens_as_a_plain_forward_does(folder: Path) -> None:

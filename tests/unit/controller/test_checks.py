@@ -38,7 +38,6 @@ CONFLICTS = [
         ["policy.num_workers=2", "policy.train_micro_batch_size=20"],
         "does not divide the 32 sequences of one worker",
     ),
-    ("groups_have_siblings", ["grpo.num_generations_per_prompt=1"], "num_generations_per_prompt=1 leaves no siblings"),
     (
         "decay_has_a_length",
         ["policy.scheduler.name=cosine", "policy.scheduler.warmup_steps=5"],
@@ -98,6 +97,12 @@ CONFLICTS = [
     ),
     ("raw_prompts_have_no_template", ["data.system_prompt=Hello"], "system_prompt=Hello has no effect"),
     ("raw_prompts_have_no_template", ["policy.tokenizer.chat_template=x"], "chat_template=x has no effect"),
+    ("raw_prompts_have_no_template", ["data.rewritten_history=fork"], "rewritten_history=fork has no effect"),
+    (
+        "one_turn_has_no_history",
+        ["data.rewritten_history=fork", "data.prompt_format=chat"],
+        "grpo.max_rollout_turns=1 leaves no history",
+    ),
     ("local_cluster_is_one_process", ["cluster.kind=local"], "set policy.generation.backend=hf or cluster.kind=ray"),
     (
         "local_cluster_is_one_process",

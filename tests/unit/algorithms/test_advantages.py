@@ -4,14 +4,11 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.algorithms.advantages import broadcast_to_tokens, group_advantages, group_statistics
-from rl.core.batch import TrainBatch
-from tests.support.rollouts import random_groups
-
-NAN = math.nan
+from rl.algorithms.advantages import by_rollout, group_advantages, group_statistics, shuffle, spread
+from tests.support.reward_batches import NAN, by_sequence, reward_batch
 
 
 def _advantages(rewards: list[float], *, leave_one_out: bool, normalize: bool = True) -> list[float]:
@@ -97,6 +94,7 @@ def test_groups_go_by_id_whatever_their_size_and_place() -> None:
     assert got.tolist() == pytest.approx([2 / 3, 2 / 3, -1 / 3, -1 / 3, -1 / 3, 0, -1 / 3])
 
 
+@settings(deadline=None)
 @given(
     rewards=st.lists(st.one_of(st.floats(-5, 5, width=32), st.just(NAN)), min_size=1, max_size=8),
     leave_one_out=st.booleans(),
@@ -108,7 +106,44 @@ def test_advantages_are_finite_sum_to_zero_and_follow_a_permutation(rewards: lis
     assert _advantages(rewards[::-1], leave_one_out=leave_one_out) == pytest.approx(got[::-1], abs=1e-5)
 
 
-def test_every_token_of_every_turn_carries_its_sequences_advantage() -> None:
-    batch = TrainBatch.from_groups(random_groups(0))
-    values = torch.arange(batch.num_sequences, dtype=torch.float32)
-    assert torch.equal(broadcast_to_tokens(values, batch), batch.sequence_ids.to(torch.float32))
+def test_every_sampled_token_of_every_turn_carries_its_rollouts_value_and_no_other_does() -> None:
+    batch = reward_batch([1, 0, NAN], masks=[[1, 1, 0, 0, 1], [1], [1, 0, 1]])
+    advantages = spread(torch.tensor([1.0, 2.0, 3.0]), by_rollout(batch), batch)
+    assert advantages.tolist() == [0, 1, 1, 0, 0, 1, 0, 2, 0, 3, 0, 3]
+
+
+def test_a_rollout_of_several_sequences_votes_once_and_all_its_sequences_share_the_advantage() -> None:
+    whole = reward_batch([1, 0, 0], rollouts=[0, 1, 2])
+    forked = reward_batch([1, 1, 1, 0, 0], rollouts=[0, 0, 0, 1, 2])
+    values = []
+    for batch in (whole, forked):
+        rows = by_rollout(batch)
+        mine = group_advantages(rows.rewards, rows.valid, rows.group_ids, leave_one_out=False, normalize=True)
+        values.append(by_sequence(spread(mine, rows, batch), batch))
+    assert values[1] == [values[0][0]] * 3 + values[0][1:]
+
+
+def test_rollouts_keep_their_order_when_the_batch_was_reordered() -> None:
+    batch = reward_batch([1, 0, 5], rollouts=[0, 1, 2]).select([2, 0, 1])
+    rows = by_rollout(batch)
+    assert rows.rewards.tolist() == [1, 0, 5]
+    assert rows.rewards[rows.of_sequence].tolist() == batch.rewards.tolist()
+
+
+def test_shuffling_permutes_within_the_step_is_reproducible_and_differs_between_steps() -> None:
+    batch = reward_batch([float(i) for i in range(16)], lengths=[1 + i % 5 for i in range(16)])
+    rows = by_rollout(batch)
+    plain = spread(torch.arange(16) - 7.5, rows, batch)
+    shuffled = shuffle(plain, batch, seed=3)
+    assert not torch.equal(plain, shuffled)
+    assert sorted(by_sequence(shuffled, batch)) == sorted(by_sequence(plain, batch))
+    assert torch.equal(shuffle(plain, batch, seed=3), shuffled)
+    assert not torch.equal(shuffle(plain, batch.with_columns(group_ids=batch.group_ids + 8), seed=3), shuffled)
+
+
+def test_shuffling_leaves_failed_rollouts_at_zero_and_hands_out_means_of_uneven_advantages() -> None:
+    batch = reward_batch([1, NAN, 0, NAN])
+    uneven = torch.where(batch.loss_mask, torch.arange(batch.num_tokens, dtype=torch.float32), 0.0)
+    shuffled = by_sequence(shuffle(uneven, batch, seed=0), batch)
+    assert shuffled[1] == shuffled[3] == 0
+    assert sorted([shuffled[0], shuffled[2]]) == [1.5, 7.5]

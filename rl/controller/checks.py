@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from rl.controller.checks_eval import EVAL_CHECKS
 from rl.controller.checks_loss import LOSS_CHECKS
 from rl.controller.checks_policy import POLICY_CHECKS
+from rl.controller.checks_rewards import REWARD_CHECKS
 from rl.controller.checks_rollout import ROLLOUT_CHECKS
 from rl.controller.checks_run import RUN_CHECKS
 from rl.controller.config import MasterConfig
@@ -17,7 +18,7 @@ from rl.controller.conflicts import Check, Conflict
 from rl.core.config_tree import CLASS_DEFAULT, ConfigTree
 from rl.core.errors import ConfigError
 
-ALL_CHECKS: list[Check] = [*LOSS_CHECKS, *POLICY_CHECKS, *ROLLOUT_CHECKS, *RUN_CHECKS, *EVAL_CHECKS]
+ALL_CHECKS: list[Check] = [*LOSS_CHECKS, *POLICY_CHECKS, *REWARD_CHECKS, *ROLLOUT_CHECKS, *RUN_CHECKS, *EVAL_CHECKS]
 
 
 def find_conflicts(config: MasterConfig) -> Iterator[Conflict]:

@@ -60,16 +60,6 @@ def micro_batches_divide(config: MasterConfig) -> Iterator[Conflict]:
         )
 
 
-def groups_have_siblings(config: MasterConfig) -> Iterator[Conflict]:
-    """A group of one has no baseline, so nothing would be learned."""
-    generations = config.grpo.num_generations_per_prompt
-    if generations < 2:
-        keys = ("grpo.num_generations_per_prompt", "grpo.use_leave_one_out_baseline")
-        baseline = f"grpo.use_leave_one_out_baseline={config.grpo.use_leave_one_out_baseline}"
-        problem = f"grpo.num_generations_per_prompt={generations} leaves no siblings for the baseline ({baseline})"
-        yield Conflict(keys, problem, "use at least 2")
-
-
 def decay_has_a_length(config: MasterConfig) -> Iterator[Conflict]:
     """A decaying schedule needs its length."""
     scheduler, keys = config.policy.scheduler, ("policy.scheduler.name", "policy.scheduler.decay_steps")
@@ -126,7 +116,6 @@ POLICY_CHECKS: list[Check] = [
     step_divides_into_updates,
     updates_divide_over_workers,
     micro_batches_divide,
-    groups_have_siblings,
     decay_has_a_length,
     schedule_settings_have_an_effect,
     completion_fits_the_context,

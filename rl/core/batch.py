@@ -221,7 +221,7 @@ class TrainBatch:
     def select(self, index: Tensor | Sequence[int]) -> "TrainBatch":
         """Return the sequences numbered `index` ([K] int64), in that order."""
         rows = torch.as_tensor(index, dtype=torch.int64)
-        positions = _positions(self.offsets[rows], self.lengths[rows])
+        positions = self.positions_of(rows)
         columns: dict[str, Any] = {name: column[positions] for name, column in self._columns(_TOKEN_COLUMNS).items()}
         columns |= {name: column[rows] for name, column in self._columns(_SEQUENCE_COLUMNS).items()}
         return replace(self, offsets=_offsets(self.lengths[rows]), **columns)
@@ -232,9 +232,10 @@ class TrainBatch:
             raise ValueError(f"a chunk needs at least one sequence, got {sequences}")
         return [self._range(start, start + sequences) for start in range(0, self.num_sequences, sequences)]
 
-    def microbatches(self, max_sequences: int) -> list["TrainBatch"]:
-        """Cut into the pieces of one forward and backward pass each: at most `max_sequences` sequences."""
-        return self.split(max_sequences)
+    def positions_of(self, index: Tensor | Sequence[int]) -> Tensor:
+        """Return where the tokens of the sequences numbered `index` ([K] int64) stand, one sequence after the other."""
+        rows = torch.as_tensor(index, dtype=torch.int64)
+        return _positions(self.offsets[rows], self.lengths[rows])
 
     def shard(self, n: int) -> list["TrainBatch"]:
         """Cut into exactly `n` consecutive pieces whose sizes differ by one at most; a piece may be empty."""

@@ -25,7 +25,13 @@ _CHUNK_ELEMENTS = 2**20
 
 
 def token_logprobs(
-    logits: Tensor, targets: Tensor, temperature: float, *, impl: LogprobImpl, consume_logits: bool = False
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    *,
+    impl: LogprobImpl,
+    consume_logits: bool = False,
+    entropy_gradient: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(logits / temperature) at the targets, and the entropies of the rows.
 
@@ -39,6 +45,7 @@ def token_logprobs(
         impl: native | torch.
         consume_logits: allow the native backward to write the gradient over `logits`: it saves an [N, V] tensor, and
             the logits must not be used after it. The torch path has no use for it.
+        entropy_gradient: whether gradients flow through the entropy; otherwise it is a value without a graph.
 
     Returns:
         logprobs [N], entropy [N]: float32 (float64 when the torch path gets float64).
@@ -53,29 +60,40 @@ def token_logprobs(
             "greedy decoding (0) is for validation only"
         )
     if impl == "native":
-        return native_token_logprobs(logits, targets, temperature, consume_logits=consume_logits)
+        logprobs, entropy = native_token_logprobs(logits, targets, temperature, consume_logits=consume_logits)
+        return logprobs, entropy if entropy_gradient else entropy.detach()
     if impl == "torch":
-        return _torch_token_logprobs(logits, targets, temperature)
+        return _torch_token_logprobs(logits, targets, temperature, entropy_gradient)
     raise ConfigError(f"policy.logprob_impl={impl!r} is unknown; use native or torch")
 
 
-def _torch_token_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _torch_token_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     """Work in row chunks that the backward computes again, so that no [N, V] float32 tensor is kept."""
     chunks = []
     size = max(1, _CHUNK_ELEMENTS // max(1, logits.shape[1]))
     for rows, row_targets in zip(torch.split(logits, size), torch.split(targets, size), strict=True):
         if torch.is_grad_enabled() and logits.requires_grad:
             chunk = checkpoint(
-                _chunk_logprobs, rows, row_targets, temperature, use_reentrant=False, preserve_rng_state=False
+                _chunk_logprobs,
+                rows,
+                row_targets,
+                temperature,
+                entropy_gradient,
+                use_reentrant=False,
+                preserve_rng_state=False,
             )
         else:
-            chunk = _chunk_logprobs(rows, row_targets, temperature)
+            chunk = _chunk_logprobs(rows, row_targets, temperature, entropy_gradient)
         chunks.append(chunk)
     logprobs, entropies = zip(*chunks, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _chunk_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def _chunk_logprobs(
+    logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature
     # Cuts the gradient of masked-out logits, which softmax's formula leaves at the target.
     scores = torch.where(scores == -math.inf, -math.inf, scores)
@@ -83,6 +101,8 @@ def _chunk_logprobs(logits: Tensor, targets: Tensor, temperature: float) -> tupl
     is_ignored = targets == IGNORE_INDEX
     at_target = log_p.gather(1, targets.masked_fill(is_ignored, 0).unsqueeze(1)).squeeze(1)
     logprobs = torch.where(is_ignored, torch.zeros_like(at_target), at_target)
+    if not entropy_gradient:
+        log_p = log_p.detach()
     # 0 * -inf is NaN in value and gradient: impossible tokens must not enter the product.
     entropy = -(log_p.exp() * torch.where(log_p == -math.inf, 0.0, log_p)).sum(dim=-1)
     return logprobs, torch.where(is_ignored, entropy.detach(), entropy)

@@ -44,6 +44,35 @@ class TokenizerConfig(ConfigModel):
     chat_template: str | None = Field(None, description="Jinja template that replaces the tokenizer's own.")
 
 
+class DynamicBatchingConfig(ConfigModel):
+    """Micro-batches of a bounded number of tokens, padding included, instead of so many sequences."""
+
+    enabled: bool = operational(False, description="Cut micro-batches by tokens; short sequences share one.")
+    train_mb_tokens: int | None = operational(
+        None,
+        ge=1,
+        description="Rows x longest row of a training pass; null = max_total_sequence_length x train_micro_batch_size.",
+    )
+    logprob_mb_tokens: int | None = operational(
+        None, ge=1, description="The same of a pass without gradient; null = the same product."
+    )
+    sequence_length_round: int = operational(1, ge=1, description="Rows are padded to a multiple of this.")
+
+
+class SequencePackingConfig(ConfigModel):
+    """Micro-batches of one row without padding, in which sequences do not see each other."""
+
+    enabled: bool = operational(False, description="Pack sequences; the model must honour a 4-D attention mask.")
+    train_mb_tokens: int | None = operational(
+        None,
+        ge=1,
+        description="Tokens of a training pass; null = max_total_sequence_length x train_micro_batch_size.",
+    )
+    logprob_mb_tokens: int | None = operational(
+        None, ge=1, description="Tokens of a pass without gradient; null = the same product."
+    )
+
+
 class PolicySettings(ConfigModel):
     """The trained model. MasterConfig's `policy` section is this plus `generation`."""
 
@@ -57,7 +86,20 @@ class PolicySettings(ConfigModel):
         None, ge=1, description="Sequences per optimizer step; null = all of a step (prompts x generations)."
     )
     train_micro_batch_size: int = operational(
-        8, ge=1, description="Sequences per forward and backward pass of one rank."
+        8,
+        ge=1,
+        description="Sequences per forward and backward pass of one rank; where siblings share their prompt, as many "
+        "tokens as these sequences would have at their longest.",
+    )
+    dynamic_batching: DynamicBatchingConfig = DynamicBatchingConfig()
+    sequence_packing: SequencePackingConfig = SequencePackingConfig()
+    share_prefixes: Literal["auto", "on", "off"] = operational(
+        "auto",
+        description="Compute what sibling sequences begin with once for all of them; auto = where the model can and "
+        "it saves time.",
+    )
+    skip_zero_advantages: bool = operational(
+        True, description="Do not compute sequences that change neither loss nor gradient; they still count."
     )
     max_total_sequence_length: int = Field(512, ge=2, description="Longest prompt + completion, in tokens.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradient norm bound; null = no clipping.")

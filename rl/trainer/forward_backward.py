@@ -1,6 +1,6 @@
-"""Micro-batches: from jagged sequences to padded tensors, through the model, to log-probabilities and loss sums.
+"""Micro-batches: from jagged sequences to rows, through the model, to log-probabilities and loss sums.
 
-Logits exist at counted positions only. Nothing here divides, steps or talks to other ranks.
+Logits exist at predicting positions only. Nothing here divides, steps or talks to other ranks.
 """
 
 from collections.abc import Sequence
@@ -11,24 +11,45 @@ from torch import Tensor
 
 from rl.algorithms.algorithm import LossFunction
 from rl.core.batch import TrainBatch
-from rl.core.metrics import Metric, Per, merge_metrics
+from rl.core.metrics import Counts, Metric, Per, merge_metrics
 from rl.ops.logprobs import LogprobImpl, token_logprobs
+from rl.trainer.layout import lay_out
 from rl.trainer.model import CausalModel
+from rl.trainer.planner import Row
+
+
+@dataclass(frozen=True)
+class Work:
+    """One forward (and backward) pass.
+
+    Attributes:
+        batch: Its sequences.
+        numbers: What their numbers were in the batch that was cut.
+        rows: Where they go; units number the sequences of `batch`.
+        width: Positions of a row, padding included.
+    """
+
+    batch: TrainBatch
+    numbers: tuple[int, ...]
+    rows: tuple[Row, ...]
+    width: int
 
 
 @dataclass(frozen=True)
 class ChunkReport:
-    """Sums over the sequences that one rank has accumulated.
+    """Sums over the sequences that one rank has computed.
 
     Attributes:
-        num_tokens: Sum of token weights.
-        num_sequences: Sum of sequence weights.
-        per: The count that divides the loss; None when the rank saw no sequence.
+        loss: Sum of the losses.
+        computed: Sums of their weights: what divides the means of what the policy did.
+        num_positions: Positions that went through the model, without padding; shared ones once.
+        per: The count that divides the loss; None when the rank computed nothing.
         metrics: Metric sums and extrema.
     """
 
-    num_tokens: float = 0.0
-    num_sequences: float = 0.0
+    loss: float = 0.0
+    computed: Counts = Counts(0.0, 0.0)
+    num_positions: int = 0
     per: Per | None = None
     metrics: dict[str, Metric] = field(default_factory=dict)
 
@@ -43,8 +64,13 @@ def merge_reports(reports: Sequence[ChunkReport]) -> ChunkReport:
     if len(kinds) > 1:
         raise ValueError(f"one optimizer step mixes losses divided by {sorted(kind.value for kind in kinds)}")
     return ChunkReport(
-        num_tokens=sum(report.num_tokens for report in reports),
-        num_sequences=sum(report.num_sequences for report in reports),
+        loss=sum(report.loss for report in reports),
+        computed=Counts(
+            sum(report.computed.tokens for report in reports),
+            sum(report.computed.sequences for report in reports),
+            sum(report.computed.positive_tokens for report in reports),
+        ),
+        num_positions=sum(report.num_positions for report in reports),
         per=next(iter(kinds), None),
         metrics=merge_metrics([report.metrics for report in reports]),
     )
@@ -57,29 +83,28 @@ class ForwardSettings:
     Attributes:
         temperature: Sampling temperature; logits are divided by it.
         impl: Native op or plain torch.
-        micro_batch_size: Sequences of one pass.
     """
 
     temperature: float
     impl: LogprobImpl
-    micro_batch_size: int
 
 
 def accumulate_gradients(
-    model: CausalModel, batch: TrainBatch, loss: LossFunction, settings: ForwardSettings
+    model: CausalModel, work: Sequence[Work], loss: LossFunction, settings: ForwardSettings
 ) -> ChunkReport:
     """Run forward and backward over all micro-batches; gradients of the loss sum add up in the parameters."""
     reports = []
-    for micro in batch.microbatches(settings.micro_batch_size):
-        counted = micro.token_weights > 0
-        logprobs, entropy = _logprobs_and_entropy(model, micro, counted, settings)
-        sums = loss(logprobs, entropy, micro)
+    for part in work:
+        counted = part.batch.token_weights > 0
+        logprobs, entropy = _logprobs_and_entropy(model, part, counted, settings, loss.uses_entropy)
+        sums = loss(logprobs, entropy, part.batch)
         if sums.loss.requires_grad:
             sums.loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         reports.append(
             ChunkReport(
-                num_tokens=float(micro.token_weights.sum()),
-                num_sequences=float(micro.sample_weights.sum()),
+                loss=sums.loss.item(),
+                computed=part.batch.count(),
+                num_positions=sum(unit.num_positions for row in part.rows for unit in row),
                 per=sums.per,
                 metrics=dict(sums.metrics),
             )
@@ -87,37 +112,34 @@ def accumulate_gradients(
     return merge_reports(reports)
 
 
-def compute_logprobs(model: CausalModel, batch: TrainBatch, settings: ForwardSettings) -> Tensor:
-    """Return the log-probability of every sampled token, [T] float32; 0 off the mask. No gradient."""
+def compute_logprobs(model: CausalModel, work: Sequence[Work], settings: ForwardSettings) -> list[Tensor]:
+    """Return the log-probability of every sampled token of each micro-batch, [T] float32 each; 0 off the mask."""
     with torch.no_grad():
-        parts = [
-            _logprobs_and_entropy(model, micro, micro.loss_mask, settings)[0]
-            for micro in batch.microbatches(settings.micro_batch_size)
-        ]
-    return torch.cat(parts) if parts else torch.zeros(0)
-
-
-def pad_right(batch: TrainBatch, column: Tensor) -> Tensor:
-    """Lay a [T] column out as [N, longest], filled up on the right with 0."""
-    place = torch.arange(batch.num_tokens) - batch.offsets[:-1][batch.sequence_ids]
-    padded = column.new_zeros(batch.num_sequences, int(batch.lengths.max()))
-    padded[batch.sequence_ids, place] = column
-    return padded
+        return [_logprobs_and_entropy(model, part, part.batch.loss_mask, settings, False)[0] for part in work]
 
 
 def _logprobs_and_entropy(
-    model: CausalModel, batch: TrainBatch, counted: Tensor, settings: ForwardSettings
+    model: CausalModel, work: Work, counted: Tensor, settings: ForwardSettings, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies on the CPU, [T] float32 each, 0 where not `counted` ([T] bool)."""
-    empty = torch.zeros(batch.num_tokens)
+    """Return log-probabilities and entropies on the CPU, [T] each, 0 where not `counted` ([T] bool)."""
     if not bool(counted.any()):
-        return empty, empty
-    # Token t is predicted at position t - 1 of its sequence; the first position is never counted.
-    predicting = torch.zeros_like(counted)
-    predicting[:-1] = counted[1:]
-    logits = model.logits_at(
-        pad_right(batch, batch.tokens).to(model.device), pad_right(batch, predicting).to(model.device)
+        return torch.zeros(counted.numel()), torch.zeros(counted.numel())
+    layout = lay_out(work.batch, work.rows, counted, work.width).to(model.device)
+    logits = model.logits_at(layout.tokens, layout.places, layout.position_ids, layout.mask)
+    if layout.rows is not None:
+        logits = logits[layout.rows]
+    logprobs, entropy = token_logprobs(
+        logits,
+        layout.targets,
+        settings.temperature,
+        impl=settings.impl,
+        consume_logits=True,
+        entropy_gradient=entropy_gradient,
     )
-    targets = batch.tokens[counted].to(model.device)
-    logprobs, entropy = token_logprobs(logits, targets, settings.temperature, impl=settings.impl, consume_logits=True)
-    return empty.masked_scatter(counted, logprobs.cpu()), empty.masked_scatter(counted, entropy.detach().cpu())
+    return _spread(logprobs, layout.pairs, counted), _spread(entropy, layout.pairs, counted)
+
+
+def _spread(values: Tensor, pairs: Tensor, counted: Tensor) -> Tensor:
+    """Give each counted token the value of its pair."""
+    by_token = values.cpu()[pairs]
+    return by_token.new_zeros(counted.numel()).masked_scatter(counted, by_token)

@@ -69,30 +69,61 @@ class CausalModel:
         self.module: nn.Module = module.to(self.device).eval()
         self._head: nn.Module = module.get_output_embeddings()
 
-    def logits_at(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Return the next-token logits at the marked positions.
+    def logits_at(
+        self,
+        tokens: Tensor,
+        places: Tensor,
+        position_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        exact: bool = False,
+    ) -> Tensor:
+        """Return the next-token logits at the given places.
 
-        Right padding needs no attention mask: attention is causal, so no real token looks at padding.
+        Rows that are only padded on the right need no attention mask: attention is causal, so no real token looks at
+        padding.
 
         Args:
-            tokens: [B, S] int64, right-padded.
-            positions: [B, S] bool with K true places.
+            tokens: [B, S] int64.
+            places: [D] int64, indices into the B x S positions in row-major order.
+            position_ids: [B, S] int64; None = 0, 1, ... in each row.
+            mask: [B, 1, S, S] bool, whether a position (third axis) sees another (fourth); None = causal.
+            exact: Compute in float32 whatever the precision.
 
         Returns:
-            [K, V] in the model's precision, row-major order of the places. The [B, S, V] logits never exist.
+            [D, V] in the model's precision. The [B, S, V] logits never exist.
         """
 
         # The model's own forward runs, so that whatever it does to its logits (scaling, soft caps) is kept.
-        def keep_marked(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (inputs[0][positions], *inputs[1:])
+        def keep_places(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (inputs[0].flatten(0, 1)[places], *inputs[1:])
 
-        hook = self._head.register_forward_pre_hook(keep_marked)
+        given = {"position_ids": position_ids, "attention_mask": mask}
+        optional = {name: value for name, value in given.items() if value is not None}
+        is_low = self.precision != torch.float32 and not exact
+        hook = self._head.register_forward_pre_hook(keep_places)
         try:
-            with torch.autocast(self.device.type, self.precision, enabled=self.precision != torch.float32):
-                logits: Tensor = self.module(input_ids=tokens, use_cache=False).logits
+            with torch.autocast(self.device.type, self.precision, enabled=is_low):
+                logits: Tensor = self.module(input_ids=tokens, use_cache=False, **optional).logits
         finally:
             hook.remove()
         return logits
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding."""
+        model: Any = self.module
+        return int(model.get_input_embeddings().num_embeddings)
+
+    @property
+    def attention_window(self) -> int | None:
+        """How many tokens back some layer sees, by the model's configuration; None = all."""
+        model: Any = self.module
+        config = model.config.get_text_config().to_dict()
+        if config.get("use_sliding_window") is False:
+            return None
+        sizes = [config.get("sliding_window"), config.get("attention_chunk_size")]
+        return min((size for size in sizes if isinstance(size, int)), default=None)
 
     def freeze(self) -> "CausalModel":
         """Stop training this model; return it."""

@@ -4,8 +4,9 @@ policy = await start_policy(cluster, settings, request)
 result = await policy.train(batch, algorithm.losses["policy"])      # result.version == old version + 1
 """
 
+import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,16 +18,20 @@ from rl.algorithms.algorithm import LossFunction
 from rl.cluster.worker_group import Cluster, WorkerGroup, WorkerRequest
 from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError, FatalError
-from rl.core.metrics import Metric, Per, finalize_metrics
+from rl.core.metrics import Counts, Metric, Per, finalize_metrics
 from rl.core.types import PolicyVersion
+from rl.trainer.batching import Batching
 from rl.trainer.config import PolicySettings
-from rl.trainer.forward_backward import ChunkReport, merge_reports
+from rl.trainer.forward_backward import ChunkReport, Work, merge_reports
 from rl.trainer.optimizer import OptimizerStep
 from rl.trainer.request import PolicyRequest
+from rl.trainer.skipping import sequences_to_compute
 from rl.trainer.worker import PolicyWorker
 from rl.weights.transport import SenderHandle, TensorSpec, TransferInfo
 
 __all__ = ["Policy", "PolicyRequest", "TrainResult", "WorkerPolicy", "start_policy"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,12 +89,20 @@ class Policy(Protocol):
         ...
 
 
-async def start_policy(cluster: Cluster, settings: PolicySettings, request: PolicyRequest) -> Policy:
+async def start_policy(
+    cluster: Cluster, settings: PolicySettings, request: PolicyRequest, note: Callable[[str], None] = _log.info
+) -> "WorkerPolicy":
     """Start the trainer's workers and load the model on each.
 
+    Args:
+        cluster: Where they run.
+        settings: The `policy` section.
+        request: Derived settings.
+        note: Told in one line when the model cannot share prefixes, and why.
+
     Raises:
-        ConfigError: `policy.train_global_batch_size` does not divide the step, the model cannot be loaded, or the
-            cluster lacks resources.
+        ConfigError: `policy.train_global_batch_size` does not divide the step, the model cannot be loaded, it cannot
+            do what `share_prefixes` or `sequence_packing` ask for, or the cluster lacks resources.
         InfraError: a worker failed to start.
     """
     num_updates = _updates_per_step(settings, request)
@@ -106,16 +119,40 @@ async def start_policy(cluster: Cluster, settings: PolicySettings, request: Poli
         settings,
         request,
     )
-    return WorkerPolicy(group, num_updates, request.version)
+    try:
+        can_share = await _can_share(group, settings, note)
+    except BaseException:
+        await group.close()
+        raise
+    return WorkerPolicy(group, settings, num_updates, request.version, can_share=can_share)
 
 
 class WorkerPolicy:
-    """A Policy over data-parallel PolicyWorkers, which all hold the same weights."""
+    """A Policy over data-parallel PolicyWorkers, which all hold the same weights.
 
-    def __init__(self, group: WorkerGroup[PolicyWorker], num_updates: int, version: PolicyVersion) -> None:
+    Args:
+        group: The workers.
+        settings: The `policy` section.
+        num_updates: Optimizer steps of an RL step.
+        version: Version of the weights.
+        can_share: Whether the model computes several sequences in one row correctly.
+    """
+
+    def __init__(
+        self,
+        group: WorkerGroup[PolicyWorker],
+        settings: PolicySettings,
+        num_updates: int,
+        version: PolicyVersion,
+        *,
+        can_share: bool,
+    ) -> None:
         self._group = group
         self._num_updates = num_updates
         self._version = version
+        self._skip = settings.skip_zero_advantages
+        self._training = Batching.for_training(settings, can_share=can_share)
+        self._scoring = Batching.for_logprobs(settings, can_share=can_share)
 
     @property
     def group(self) -> WorkerGroup[PolicyWorker]:
@@ -135,12 +172,11 @@ class WorkerPolicy:
 
     async def logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""
-        return torch.cat(await self._group.scatter(PolicyWorker.logprobs, batch.shard(self._group.world_size)))
+        return await self._score(batch, PolicyWorker.logprobs)
 
     async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""
-        shards = batch.shard(self._group.world_size)
-        return torch.cat(await self._group.scatter(PolicyWorker.reference_logprobs, shards))
+        return await self._score(batch, PolicyWorker.reference_logprobs)
 
     def weight_sender(self) -> SenderHandle:
         """Return rank 0's end: all ranks hold the same weights."""
@@ -164,12 +200,27 @@ class WorkerPolicy:
         await self._group.close()
 
     async def _optimizer_step(self, batch: TrainBatch, loss: LossFunction) -> "_Step":
-        shards = batch.shard(self._group.world_size)
-        report = merge_reports(await self._group.scatter(PolicyWorker.accumulate, shards, loss))
-        count = report.num_sequences if report.per is Per.SEQUENCES else report.num_tokens
+        counts = batch.count()
+        batch = batch.at_version(self._version).with_counts(counts)
+        has_weight = sequences_to_compute(batch, loss, skip=False)
+        computed = sequences_to_compute(batch, loss, skip=self._skip)
+        shares = self._cut(self._training, batch, batch.token_weights * computed[batch.sequence_ids] > 0)
+        report = merge_reports(await self._group.scatter(PolicyWorker.accumulate, shares, loss))
+        count = counts.sequences if report.per is Per.SEQUENCES else counts.tokens
         # Tokens may all be masked where sequences still count: then there is no gradient, and nothing to step on.
-        outcomes = await self._group.broadcast(PolicyWorker.apply_step, count if report.num_tokens > 0 else 0.0)
-        return _Step(report, outcomes[0])
+        outcomes = await self._group.broadcast(PolicyWorker.apply_step, count if counts.tokens > 0 else 0.0)
+        return _Step(report, counts, int(has_weight.sum() - computed.sum()), outcomes[0])
+
+    async def _score(self, batch: TrainBatch, method: Callable[[PolicyWorker, Sequence[Work]], list[Tensor]]) -> Tensor:
+        shares = self._cut(self._scoring, batch, batch.loss_mask)
+        logprobs = torch.zeros(batch.num_tokens)
+        for share, parts in zip(shares, await self._group.scatter(method, shares), strict=True):
+            for work, part in zip(share, parts, strict=True):
+                logprobs[batch.positions_of(work.numbers)] = part
+        return logprobs
+
+    def _cut(self, batching: Batching, batch: TrainBatch, counted: Tensor) -> list[list[Work]]:
+        return batching.cut(batch, counted, self._group.world_size)
 
     def _agreed(self, versions: list[PolicyVersion], expected: PolicyVersion) -> PolicyVersion:
         if any(version != expected for version in versions):
@@ -179,23 +230,36 @@ class WorkerPolicy:
 
 @dataclass(frozen=True)
 class _Step:
+    """One optimizer step.
+
+    What the policy did is averaged over the tokens that it was computed for; the loss, and all counts, are of the
+    whole step, whose other sequences add 0 to it.
+    """
+
     report: ChunkReport
+    counts: Counts
+    num_skipped: int
     outcome: OptimizerStep
 
     def metrics(self) -> dict[str, float]:
-        report, outcome = self.report, self.outcome
-        metrics = {"loss": 0.0} | finalize_metrics(report.metrics, report.num_tokens, report.num_sequences)
+        report, counts, outcome = self.report, self.counts, self.outcome
+        metrics = finalize_metrics(report.metrics, report.computed.tokens, report.computed.sequences)
+        count = counts.sequences if report.per is Per.SEQUENCES else counts.tokens
         metrics |= {
+            "loss": report.loss / count if count > 0 else 0.0,
             "lr": outcome.lr,
-            "global_valid_seqs": report.num_sequences,
-            "global_valid_toks": report.num_tokens,
+            "num_valid_samples": counts.sequences,
+            "global_valid_seqs": counts.sequences,
+            "global_valid_toks": counts.tokens,
+            "num_skipped_sequences": float(self.num_skipped),
+            "num_computed_positions": float(report.num_positions),
             "steps_skipped_empty": float(outcome.skipped_empty),
             "steps_skipped_nonfinite": float(outcome.skipped_nonfinite),
         }
         return metrics if outcome.grad_norm is None else metrics | {"grad_norm": outcome.grad_norm}
 
 
-_COUNTERS = ("steps_skipped_empty", "steps_skipped_nonfinite")
+_COUNTERS = ("steps_skipped_empty", "steps_skipped_nonfinite", "num_skipped_sequences", "num_computed_positions")
 
 
 def _mean_over_steps(steps: Sequence[_Step]) -> dict[str, float]:
@@ -219,6 +283,27 @@ def _reduce(name: str, series: list[float], kind: Metric | None) -> float:
     if kind is not None and kind.per is Per.MAX:
         return max(series)
     return sum(series) / len(series)
+
+
+async def _can_share(group: WorkerGroup[PolicyWorker], settings: PolicySettings, note: Callable[[str], None]) -> bool:
+    """Ask the model whether it honours our masks, where that matters.
+
+    Raises:
+        ConfigError: it does not, and the configuration relies on it.
+    """
+    if settings.share_prefixes == "off" and not settings.sequence_packing.enabled:
+        return False
+    fault = await group.call(0, PolicyWorker.mask_fault)
+    if fault is None:
+        return True
+    for is_set, key, fix in (
+        (settings.sequence_packing.enabled, "policy.sequence_packing.enabled=true", "use policy.dynamic_batching"),
+        (settings.share_prefixes == "on", "policy.share_prefixes=on", "set policy.share_prefixes=auto"),
+    ):
+        if is_set:
+            raise ConfigError(f"{key} does not work with the model {settings.model_name}: {fault}; {fix}")
+    note(f"training computes each group's prompt once per sample: the model cannot share it, {fault}")
+    return False
 
 
 def _updates_per_step(settings: PolicySettings, request: PolicyRequest) -> int:

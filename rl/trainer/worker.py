@@ -5,6 +5,7 @@ and one `end_train`, which raises the version by one. Checkpoint atomicity (temp
 caller's business; the files are written by rank 0 only.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from torch import Tensor
 
 from rl.algorithms.algorithm import LossFunction
 from rl.cluster.worker_group import WorkerContext
-from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError, FatalError, WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.trainer.config import PolicySettings
-from rl.trainer.forward_backward import ChunkReport, ForwardSettings, accumulate_gradients, compute_logprobs
+from rl.trainer.forward_backward import ChunkReport, ForwardSettings, Work, accumulate_gradients, compute_logprobs
+from rl.trainer.mask_probe import find_mask_fault
 from rl.trainer.model import CausalModel, copy_model_files
 from rl.trainer.optimizer import Optimizer, OptimizerStep
 from rl.trainer.parallel import GradientSum
@@ -54,14 +55,19 @@ class PolicyWorker:
         self._optimizer = Optimizer(
             self._model.parameters(), settings.optimizer, settings.scheduler, settings.max_grad_norm
         )
-        self._forward = ForwardSettings(request.temperature, settings.logprob_impl, settings.train_micro_batch_size)
+        self._forward = ForwardSettings(request.temperature, settings.logprob_impl)
         self._version = request.version
         self._sender = WeightSender(self._model.named_tensors, self._model.precision)
 
-    def accumulate(self, batch: TrainBatch, loss: LossFunction) -> ChunkReport:
-        """Add the gradients of the loss sum over this rank's sequences; there may be none."""
+    def mask_fault(self) -> str | None:
+        """Return why the model cannot compute several sequences in one row, or None where it can."""
         self._use_threads()
-        return accumulate_gradients(self._model, batch.at_version(self._version), loss, self._forward)
+        return find_mask_fault(self._model, self._settings.max_total_sequence_length)
+
+    def accumulate(self, work: Sequence[Work], loss: LossFunction) -> ChunkReport:
+        """Add the gradients of the loss sum over this rank's micro-batches; there may be none."""
+        self._use_threads()
+        return accumulate_gradients(self._model, work, loss, self._forward)
 
     def apply_step(self, count: float) -> OptimizerStep:
         """Sum gradients over the ranks, divide by the global `count`, clip and step.
@@ -80,12 +86,12 @@ class PolicyWorker:
         self._version += 1
         return self._version
 
-    def logprobs(self, batch: TrainBatch) -> Tensor:
-        """Return log-probabilities of the sampled tokens under the current weights, [T] float32; 0 off the mask."""
+    def logprobs(self, work: Sequence[Work]) -> list[Tensor]:
+        """Return log-probabilities of the sampled tokens under the current weights, [T] float32 of each micro-batch."""
         self._use_threads()
-        return compute_logprobs(self._model, batch, self._forward)
+        return compute_logprobs(self._model, work, self._forward)
 
-    def reference_logprobs(self, batch: TrainBatch) -> Tensor:
+    def reference_logprobs(self, work: Sequence[Work]) -> list[Tensor]:
         """Return the same under the frozen initial weights.
 
         Raises:
@@ -94,7 +100,7 @@ class PolicyWorker:
         if self._reference is None:
             raise FatalError("reference log-probabilities were asked of a policy started with needs_reference=False")
         self._use_threads()
-        return compute_logprobs(self._reference, batch, self._forward)
+        return compute_logprobs(self._reference, work, self._forward)
 
     def save(self, folder: Path, with_optimizer: bool) -> None:
         """Write float32 weights, version and random state, and with `with_optimizer` moments and schedule."""

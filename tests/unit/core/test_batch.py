@@ -96,7 +96,7 @@ def test_impossible_offsets_and_an_unmasked_first_position_are_refused() -> None
 def test_splitting_or_sharding_and_joining_gives_back_every_column(seed: int, size: int) -> None:
     batch = TrainBatch.from_groups(random_groups(seed, num_groups=3, group_size=3))
     batch = batch.with_columns(advantages=torch.arange(batch.num_tokens, dtype=torch.float32))
-    for parts in (batch.split(size), batch.microbatches(size), batch.shard(size)):
+    for parts in (batch.split(size), batch.shard(size)):
         for name in ("tokens", "loss_mask", "generation_logprobs", "token_versions", "advantages"):
             assert torch.equal(torch.cat([vars(part)[name] for part in parts]), vars(batch)[name])
         for name in ("group_ids", "rewards", "valid", "sample_weights", "versions", "lengths"):

@@ -19,9 +19,8 @@ def load(path: Path, precision: torch.dtype = torch.float32) -> CausalModel:
 
 def test_logits_at_marked_positions_equal_a_plain_forward(tiny_model: Path) -> None:
     tokens = torch.tensor([[1, 2, 3, 4, 5], [9, 8, 7, 0, 0]])
-    positions = torch.tensor([[0, 0, 1, 1, 0], [1, 1, 0, 0, 0]]).bool()
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
-    got = load(tiny_model).logits_at(tokens, positions)
+    got = load(tiny_model).logits_at(tokens, torch.tensor([2, 3, 5, 6]))
     assert got.shape == (4, 260)
     assert torch.allclose(got[:2], plain(tokens[:1]).logits[0, 2:4], atol=1e-6)
     assert torch.allclose(got[2:], plain(tokens[1:, :3]).logits[0, :2], atol=1e-6)
@@ -36,9 +35,9 @@ def test_in_bfloat16_the_weights_are_float32_and_the_logits_are_not(tiny_model: 
     model = load(tiny_model, torch.bfloat16)
     assert {tensor.dtype for tensor in model.named_tensors().values()} == {torch.float32}
     tokens = torch.tensor([[1, 2, 3]])
-    logits = model.logits_at(tokens, torch.ones_like(tokens).bool())
+    logits = model.logits_at(tokens, torch.arange(3))
     assert logits.dtype == torch.bfloat16
-    exact = load(tiny_model).logits_at(tokens, torch.ones_like(tokens).bool()).detach()
+    exact = load(tiny_model).logits_at(tokens, torch.arange(3)).detach()
     assert torch.allclose(logits.float(), exact, atol=0.02 * float(exact.abs().max()))
 
 

@@ -19,6 +19,7 @@ from rl.core.errors import ConfigError, FatalError
 from rl.core.metrics import Per
 from rl.trainer.config import SchedulerConfig, TokenizerConfig
 from rl.trainer.worker import PolicyWorker
+from tests.support.micro_batches import cut
 from tests.support.policies import (
     first_moments,
     make_batch,
@@ -36,6 +37,11 @@ PLAIN = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_upda
 @dataclass(frozen=True)
 class _NonFiniteLoss:
     """A loss whose gradient is not finite."""
+
+    uses_entropy: bool = False
+
+    def contributes(self, batch: TrainBatch) -> Tensor:
+        return batch.sample_weights > 0
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, batch: TrainBatch) -> LossSums:
         return LossSums((logprobs * math.inf).sum(), Per.TOKENS, {})
@@ -77,7 +83,7 @@ async def test_streamed_chunks_and_one_step_equal_one_accumulation(tiny_model: P
     batch = make_batch()
     await other.train(batch, PLAIN)
     for chunk in batch.split(5):
-        await streamed.group.call(0, PolicyWorker.accumulate, chunk, PLAIN)
+        await streamed.group.call(0, PolicyWorker.accumulate, cut(chunk), PLAIN)
     await streamed.group.call(0, PolicyWorker.apply_step, float(batch.token_weights.sum()))
     left, right = first_moments(streamed), first_moments(other)
     assert all(torch.allclose(left[key], right[key], atol=1e-6) for key in right)
@@ -237,7 +243,7 @@ async def test_an_export_loads_in_a_clean_process_with_equal_logits(
     loaded = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout)
     model = worker_of(policy)._model
     with torch.no_grad():
-        expected = model.logits_at(torch.tensor([[1, 2, 3]]), torch.tensor([[False, False, True]]))[0]
+        expected = model.logits_at(torch.tensor([[1, 2, 3]]), torch.tensor([2]))[0]
     assert torch.allclose(torch.tensor(loaded["logits"]), expected, atol=1e-6)
     assert loaded["chat"] == ("custom hi" if template else "<|user|>hi")
     assert loaded["eos"] == 256

@@ -116,8 +116,9 @@ class Conversations:
         if not messages:
             where = f"prompt {conversation.prompt_id} turn {conversation.turn}"
             raise DataError(f"{where}: the environment goes on without a message; it must answer or be done")
+        messages = tuple(Message(message.role, _whole_characters(message.content)) for message in messages)
         if not self._is_raw:
-            return self._follow_template(conversation, completion, tuple(messages))
+            return self._follow_template(conversation, completion, messages)
         seen = (*conversation.token_ids, *completion.tokens)
         added = self._tokenizer.encode_text("".join(message.content for message in messages))
         history = (*conversation.messages, Message("assistant", completion.text), *messages)
@@ -187,6 +188,11 @@ def _contents(answer: _Answer, completion: Completion) -> Iterator[str]:
     if is_cut and completion.text != answer.said and answer.said.startswith(completion.text):
         yield completion.text
     yield answer.said
+
+
+def _whole_characters(text: str) -> str:
+    """Replace halves of surrogate pairs, which a model can make an environment repeat and no tokenizer takes."""
+    return text.encode(errors="replace").decode()
 
 
 def _rewritten(conversation: Conversation, seen: str, whole: str) -> DataError:

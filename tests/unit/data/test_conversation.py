@@ -217,6 +217,15 @@ def test_going_on_without_a_message_is_an_error(tmp_path: Path, is_raw: bool) ->
         conversations.follow(first, sampled(tokenizer, "4"), [])
 
 
+@pytest.mark.parametrize("is_raw", [True, False])
+def test_half_a_character_from_an_environment_becomes_a_question_mark(tmp_path: Path, is_raw: bool) -> None:
+    tokenizer = make_prompt_tokenizer(tmp_path, CHATML)
+    conversations = Conversations(tokenizer, is_raw=is_raw, rewritten_history="error")
+    first = conversations.begin(Prompt("p0", (USER,), "echo", {}, (1,)))
+    second = conversations.follow(first, sampled(tokenizer, "4<|im_end|>"), [Message("tool", "a\ud83d")])
+    assert "a?" in tokenizer.decode(second.token_ids)
+
+
 def test_a_message_that_the_template_refuses_is_an_error_of_the_data(tmp_path: Path) -> None:
     refusing = (
         "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}>"

@@ -94,10 +94,10 @@ def _run_test(code: str, test: CodeTest, limits: SandboxLimits) -> _Verdict:
         case InputOutputTest(stdin, expected):
             outcome = run_code(code, limits, stdin)
             is_right = _normal(outcome.stdout) == _normal(expected)
-            subject = f"With this input:\n{stdin}\nit printed:\n{outcome.stdout}"
+            subject = f"With this input:\n{stdin.rstrip()}\nit printed:\n{outcome.stdout.rstrip()}"
         case AssertTest(asserts):
             outcome = run_code(f"{code}\n\n{asserts}\n\n__import__('os').write(1, b'\\n{proof}')\n", limits)
-            is_right = outcome.stdout.endswith(proof)
+            is_right = proof in outcome.stdout
             subject = f"This failed:\n{asserts}"
     timed_out = outcome.ending is Ending.TIMEOUT
     if outcome.is_success and is_right:

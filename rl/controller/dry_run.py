@@ -53,7 +53,7 @@ def dry_run(config: MasterConfig, config_name: str, resume: str = "auto") -> lis
         resume: as in `RunOptions`.
     """
     checks: list[tuple[str, Callable[[], str]]] = [
-        ("model", lambda: _model(config)),
+        ("model", lambda: check_policy_model(config)),
         ("training data", lambda: _dataset(config, "train")),
         ("validation data", lambda: _dataset(config, "validation")),
         ("reward", lambda: _rewards(config)),
@@ -71,14 +71,12 @@ def log_dir(config: MasterConfig, config_name: str) -> Path:
     return Path(config.logger.log_dir or Path("results") / config_name)
 
 
-def _finding(name: str, check: Callable[[], str]) -> Finding:
-    try:
-        return Finding(name, check())
-    except FatalError as error:
-        return Finding(name, "", str(error))
+def check_policy_model(config: MasterConfig) -> str:
+    """Check the model and its tokenizer as far as they are on this machine; return in words what was looked at.
 
-
-def _model(config: MasterConfig) -> str:
+    Raises:
+        ConfigError: one of them does not exist, is damaged, or does not suit the configuration.
+    """
     names = [config.policy.model_name]
     if config.policy.tokenizer.name is not None:
         names.append(config.policy.tokenizer.name)
@@ -89,6 +87,13 @@ def _model(config: MasterConfig) -> str:
         check_model_folder(config, folder)
     on_hub = [name for name in names if _local_model(name) is None]
     return " and ".join(names) + (f"; not looked up on the hub: {', '.join(on_hub)}" if on_hub else "")
+
+
+def _finding(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, check())
+    except FatalError as error:
+        return Finding(name, "", str(error))
 
 
 def _dataset(config: MasterConfig, part: str) -> str:

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from rl.controller.checkpoint import complete_checkpoints
 from rl.controller.config import MasterConfig
+from rl.controller.dry_run import check_policy_model
 from rl.controller.eval_config import EvalTaskConfig
-from rl.controller.model_check import check_model_folder
 from rl.controller.run_folder import CHECKPOINTS, read_status
 from rl.core.errors import ConfigError
 from rl.data.datasets import check_dataset
-from rl.data.model_source import check_model
 from rl.environments.registry import check_environments
 
 _MODEL_OF_CHECKPOINT = Path("policy") / "model"
@@ -60,12 +59,9 @@ def plan_evaluation(config: MasterConfig, options: EvalOptions) -> EvalPlan:
     """
     if options.checkpoint is not None:
         folder = model_folder(options.checkpoint)
-        check_model_folder(config, folder)
         policy = config.policy.model_copy(update={"model_name": str(folder)})
         config = config.model_copy(update={"policy": policy})
-    check_model(config.policy.model_name)
-    if config.policy.tokenizer.name is not None:
-        check_model(config.policy.tokenizer.name)
+    check_policy_model(config)
     tasks = tasks_of(config)
     for task in tasks.values():
         check_dataset(task.dataset)

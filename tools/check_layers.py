@@ -42,7 +42,13 @@ PROTOCOL_MODULES = {"rl.generation.generator", "rl.environments.base"}
 FOREIGN_HOMES = {
     "ray": ["rl/cluster/ray.py"],
     "vllm": ["rl/generation/vllm/worker.py", "rl/generation/vllm/receiver.py"],
-    "transformers": ["rl/trainer/model.py", "rl/generation/hf.py", "rl/data/chat.py", "rl/data/pretrained.py"],
+    "transformers": [
+        "rl/trainer/model.py",
+        "rl/generation/hf.py",
+        "rl/data/chat.py",
+        "rl/data/pretrained.py",
+        "rl/environments/reward_model.py",
+    ],
 }
 
 # Our own modules that may be named in a string, for import_object or `python -m`, and by whom: what a configuration
@@ -59,9 +65,16 @@ NAMED_IN_STRINGS = {
     "rl/controller/doctor.py": ["rl/core/native.py"],
     "rl/data/datasets.py": ["rl/data/hf_dataset.py", "rl/data/reasoning_gym_dataset.py"],
     "rl/environments/config.py": [
+        "rl/environments/calculator.py",
+        "rl/environments/code.py",
         "rl/environments/function.py",
         "rl/environments/math.py",
+        "rl/environments/math_multi_reward.py",
+        "rl/environments/python_tool.py",
         "rl/environments/reasoning_gym.py",
+        "rl/environments/reward_model.py",
+        "rl/environments/sliding_puzzle.py",
+        "rl/environments/tools.py",
     ],
     "rl/environments/scorer_worker.py": ["rl/environments/scorer_worker.py"],
     "rl/generation/config.py": ["rl/generation/hf.py", "rl/generation/vllm/generator.py"],

@@ -4,7 +4,9 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
+from rl.ops.logprobs import token_logprobs
 from tests.support.losses import evaluate, objective
 from tests.support.rollouts import loss_batch
 
@@ -51,3 +53,14 @@ def test_at_the_start_of_a_step_the_ratio_is_exactly_one_and_both_branches_pull_
     got = evaluate(objective(single_update=True), [-0.3, -2.0], batch)
     assert got.gradient == [-1.5, 0.5]
     assert {got.metrics[name] for name in ("probs_ratio", "probs_ratio_min", "probs_ratio_max")} == {1.0}
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+def test_where_nothing_moved_the_ratio_is_exactly_one_at_every_temperature(temperature: float) -> None:
+    logits = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    targets = torch.tensor([0, 3, 6, 2, 2])
+    first, second = (token_logprobs(logits, targets, temperature, impl="torch")[0] for _ in range(2))
+    batch = loss_batch(first.tolist(), advantages=[1.0] * 5, prev_logprobs=first.tolist())
+    got = evaluate(objective(), second.tolist(), batch)
+    assert {got.metrics[name] for name in ("probs_ratio_min", "probs_ratio_max")} == {1.0}
+    assert got.metrics["token_mult_prob_error"] == 1.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rl.core.errors import ConfigError
-from rl.ops.kl import kl_estimate, score_function_weight
+from rl.ops.kl import importance_weight, kl_estimate, score_function_weight
 
 
 def estimate(d: float, kind: Any, input_clamp: float | None = 20.0, output_clamp: float | None = 10.0) -> float:
@@ -88,3 +88,13 @@ def test_expected_weighted_gradients_of_k1_and_k3_are_the_gradient_of_the_diverg
             log_p, reference, kind, weight=score_function_weight(log_p), input_clamp=None, output_clamp=None
         )
         torch.testing.assert_close(gradient((log_p.detach().exp() * kl).sum()), exact)
+
+
+def test_the_importance_weight_has_a_gradient_where_it_is_finite_and_is_zero_elsewhere() -> None:
+    logprobs = torch.tensor([-1.0, -1.0, -1.0, math.nan, -1.0], dtype=torch.float64, requires_grad=True)
+    sampler = torch.tensor([-1.2, -2000.0, math.nan, -1.0, -math.inf], dtype=torch.float64)
+    weights = importance_weight(logprobs, sampler)
+    (gradient,) = torch.autograd.grad(weights.sum(), logprobs)
+    expected = [math.exp(0.2), 0.0, 0.0, 0.0, 0.0]
+    assert weights.tolist() == pytest.approx(expected)
+    assert gradient.tolist() == pytest.approx(expected)

@@ -3,11 +3,7 @@
 from collections.abc import Iterator
 
 from rl.controller.config import MasterConfig
-from rl.controller.conflicts import Check, Conflict, inert
-
-
-def _sequences_per_update(config: MasterConfig) -> int:
-    return config.policy.train_global_batch_size or config.sequences_per_step
+from rl.controller.conflicts import Check, Conflict, inert, is_changed
 
 
 def _step_text(config: MasterConfig) -> str:
@@ -31,33 +27,41 @@ def step_divides_into_updates(config: MasterConfig) -> Iterator[Conflict]:
         )
 
 
-def updates_divide_over_workers(config: MasterConfig) -> Iterator[Conflict]:
-    """Every trainer process takes the same number of sequences."""
-    size, workers = _sequences_per_update(config), config.policy.num_workers
-    if size % workers:
-        keys = ("policy.num_workers", "policy.train_global_batch_size", *_STEP_KEYS)
-        what = (
-            "policy.train_global_batch_size"
-            if config.policy.train_global_batch_size
-            else f"the step {_step_text(config)}"
-        )
-        problem = f"policy.num_workers={workers} does not divide the {size} sequences of an optimizer step ({what})"
-        yield Conflict(keys, problem, f"use a number of workers that divides {size}")
+def one_rule_cuts_micro_batches(config: MasterConfig) -> Iterator[Conflict]:
+    """Micro-batches are padded rows of a token budget, or one packed row."""
+    keys = ("policy.dynamic_batching.enabled", "policy.sequence_packing.enabled")
+    if config.policy.dynamic_batching.enabled and config.policy.sequence_packing.enabled:
+        yield Conflict(keys, f"{keys[0]}=true and {keys[1]}=true exclude each other", f"set {keys[0]}=false")
 
 
-def micro_batches_divide(config: MasterConfig) -> Iterator[Conflict]:
-    """A worker's share is one micro-batch, or a whole number of them."""
-    workers, micro = config.policy.num_workers, config.policy.train_micro_batch_size
-    share, rest = divmod(_sequences_per_update(config), workers)
-    if not rest and share > micro and share % micro:
-        key = "policy.train_micro_batch_size"
-        problem = f"{key}={micro} does not divide the {share} sequences of one worker and optimizer step"
-        keys = (key, "policy.train_global_batch_size", "policy.num_workers", *_STEP_KEYS)
-        yield Conflict(
-            keys,
-            f"{problem}, with policy.num_workers={workers} and {_step_text(config)} a step",
-            f"use a divisor of {share}",
-        )
+def token_budgets_have_an_effect(config: MasterConfig) -> Iterator[Conflict]:
+    """A budget belongs to a mode that is on, and takes the place of the number of sequences."""
+    policy = config.policy
+    for name, section in (("dynamic_batching", policy.dynamic_batching), ("sequence_packing", policy.sequence_packing)):
+        key = f"policy.{name}"
+        if not section.enabled:
+            names = [field for field in type(section).model_fields if field != "enabled"]
+            yield from inert(section, key, names, f"{key}.enabled", f"{key}.enabled=false")
+        elif section.train_mb_tokens and section.logprob_mb_tokens and is_changed(policy, "train_micro_batch_size"):
+            size = f"policy.train_micro_batch_size={policy.train_micro_batch_size}"
+            keys = ("policy.train_micro_batch_size", f"{key}.train_mb_tokens", f"{key}.logprob_mb_tokens")
+            problem = f"{size} has no effect: {keys[1]} and {keys[2]} are set"
+            yield Conflict(keys, problem, f"set {keys[1]}=null and {keys[2]}=null, or {keys[0]} to its default")
+
+
+def token_budgets_hold_a_sequence(config: MasterConfig) -> Iterator[Conflict]:
+    """The longest sequence must fit in a micro-batch."""
+    total_key, total = "policy.max_total_sequence_length", config.policy.max_total_sequence_length
+    for name in ("dynamic_batching", "sequence_packing"):
+        section = config.policy.dynamic_batching if name == "dynamic_batching" else config.policy.sequence_packing
+        for field, budget in (
+            ("train_mb_tokens", section.train_mb_tokens),
+            ("logprob_mb_tokens", section.logprob_mb_tokens),
+        ):
+            if section.enabled and budget is not None and budget < total:
+                key = f"policy.{name}.{field}"
+                problem = f"{key}={budget} is less than the longest sequence, {total_key}={total}"
+                yield Conflict((key, total_key), problem, f"raise {key} to {total} or more")
 
 
 def decay_has_a_length(config: MasterConfig) -> Iterator[Conflict]:
@@ -114,8 +118,9 @@ def native_logprobs_run_on_the_cpu(config: MasterConfig) -> Iterator[Conflict]:
 
 POLICY_CHECKS: list[Check] = [
     step_divides_into_updates,
-    updates_divide_over_workers,
-    micro_batches_divide,
+    one_rule_cuts_micro_batches,
+    token_budgets_have_an_effect,
+    token_budgets_hold_a_sequence,
     decay_has_a_length,
     schedule_settings_have_an_effect,
     completion_fits_the_context,

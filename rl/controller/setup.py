@@ -5,7 +5,7 @@ imports) runs in threads, so that a signal ends the set-up at once. What is buil
 stack, also when a later part fails. It runs nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -82,7 +82,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     environments = await build_envs(config, stack)
     threads = build_threads(config, context)
     cluster = await build_workers(config, context, stack)
-    policy, generator = await build_models(config, cluster, model, threads, stack)
+    policy, generator = await build_models(config, cluster, model, threads, context.reporter.note, stack)
     sync = await build_weight_sync(config, policy, generator, context, stack)
     rollouts = RolloutFactory(config, generator, environments, model.tokenizer, context.clock)
     buffer = build_buffer(config)
@@ -202,12 +202,17 @@ async def build_workers(config: MasterConfig, context: RunContext, stack: AsyncE
 
 
 async def build_models(
-    config: MasterConfig, cluster: Cluster, model: LoadedModel, threads: ThreadPlan, stack: AsyncExitStack
+    config: MasterConfig,
+    cluster: Cluster,
+    model: LoadedModel,
+    threads: ThreadPlan,
+    note: Callable[[str], None],
+    stack: AsyncExitStack,
 ) -> tuple[Policy, Generator]:
     """Start trainer and engines side by side: each spends most of its start on reading files and importing."""
     policy, generator = await gather_or_cancel(
         [
-            build_policy(config, cluster, model, threads, stack),
+            build_policy(config, cluster, model, threads, note, stack),
             build_generator(config, cluster, model, threads, stack),
         ]
     )
@@ -215,9 +220,14 @@ async def build_models(
 
 
 async def build_policy(
-    config: MasterConfig, cluster: Cluster, model: LoadedModel, threads: ThreadPlan, stack: AsyncExitStack
+    config: MasterConfig,
+    cluster: Cluster,
+    model: LoadedModel,
+    threads: ThreadPlan,
+    note: Callable[[str], None],
+    stack: AsyncExitStack,
 ) -> Policy:
-    """Start the trainer."""
+    """Start the trainer; `note` is told what the model cannot do."""
     request = PolicyRequest(
         model_path=model.path,
         tokenizer_path=model.tokenizer.path,
@@ -230,7 +240,7 @@ async def build_policy(
         call_timeout_s=config.cluster.call_timeout_s,
         version=0,
     )
-    policy = await start_policy(cluster, config.policy, request)
+    policy = await start_policy(cluster, config.policy, request, note)
     stack.push_async_callback(policy.close)
     return policy
 

@@ -104,7 +104,9 @@ _OPTIMIZER: tuple[Row, ...] = (
     ("steps_skipped_empty", "optimizer steps", SUM, "Skipped because no token had weight."),
     ("steps_skipped_nonfinite", "optimizer steps", SUM, "Skipped because loss or gradient was no number."),
     ("num_skipped_sequences", "sequences", SUM,
-     "Left out of forward and backward because they change nothing.", "sequences were left out"),
+     "Left out of forward and backward because they change neither loss nor gradient (zero advantage)."),
+    ("num_computed_positions", "positions", SUM,
+     "Token positions that forward and backward went through, shared prefixes once, padding left out."),
 )  # fmt: skip
 
 _REWARD: tuple[Row, ...] = (

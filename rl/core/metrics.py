@@ -13,7 +13,11 @@ from rl.core.clock import Clock
 
 
 class Per(enum.Enum):
-    """What a metric sum is divided by, or which extremum it is."""
+    """What a metric sum is divided by, or which extremum it is.
+
+    TOKENS and SEQUENCES count, for a loss, the whole optimizer step; for a metric, the part that was computed: a mean
+    of what the policy did does not shrink when sequences that change nothing are left out.
+    """
 
     TOKENS = "tokens"
     SEQUENCES = "sequences"
@@ -55,7 +59,16 @@ def merge_metrics(parts: list[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def finalize_metrics(sums: Mapping[str, Metric], num_tokens: float, num_sequences: float) -> dict[str, float]:
-    """Divide every sum once by its global count. Metrics without a valid token or sequence are left out."""
+    """Divide every sum once by its count over all micro-batches and ranks.
+
+    Args:
+        sums: Merged metrics.
+        num_tokens: Sum of the weights of the tokens that the sums are over.
+        num_sequences: Sum of the weights of their sequences.
+
+    Returns:
+        Values by name; those without a counted token or sequence are left out.
+    """
     denominators = {Per.TOKENS: num_tokens, Per.SEQUENCES: num_sequences, Per.NONE: 1.0, Per.MIN: 1.0, Per.MAX: 1.0}
     finite = {name: m for name, m in sums.items() if m.per not in (Per.MIN, Per.MAX) or abs(m.value) != float("inf")}
     return {name: m.value / denominators[m.per] for name, m in finite.items() if denominators[m.per] > 0}

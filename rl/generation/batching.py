@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from rl.core.errors import InfraError, WeightSyncError
+from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import Completion, FinishReason, PolicyVersion
 from rl.generation.completion import make_completion, merge_spans
 from rl.generation.generator import PauseMode, SamplingParams
@@ -148,12 +148,17 @@ class BatchLoop:
         return self._state == "closed" or (self._state == "draining" and bool(self._active))
 
     def _step(self, batch: list[_Request], version: PolicyVersion | None) -> None:
-        """Add one token to each request of the batch; an error fails the batch, not the loop."""
+        """Add one token to each request of the batch; an error fails the batch, not the loop. Logits that are no
+        numbers fail their own request alone.
+        """
         try:
             if version is None:
                 raise WeightSyncError(f"{self._name} has no weights of a known version: publish the policy's first")
             logits = self._forward([[*request.prompt, *request.tokens] for request in batch])
             for request, row in zip(batch, logits, strict=True):
+                if bool(torch.isnan(row).any()):
+                    _resolve(request.result, _spoiled(request))
+                    continue
                 token, logprob = sample_token(row, request.params, request.generator)
                 request.tokens.append(token)
                 request.logprobs.append(logprob)
@@ -194,6 +199,12 @@ class BatchLoop:
         gone = {id(request) for request in requests}
         self._waiting = [request for request in self._waiting if id(request) not in gone]
         self._active = [request for request in self._active if id(request) not in gone]
+
+
+def _spoiled(request: _Request) -> CompletionError:
+    return CompletionError(
+        f"request {request.request_id}: a logit of token {len(request.tokens)} is not a number; are the weights sound?"
+    )
 
 
 def _resolve(future: "Future[Completion]", outcome: Completion | Exception) -> None:

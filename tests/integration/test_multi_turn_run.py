@@ -1,5 +1,6 @@
 """Runs of several turns with the tiny model: what is trained on is what was sampled, and what is logged is that too."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from rl.controller.rollout_metrics import rollout_metrics
 from rl.controller.step_metrics import environment_metrics
 from rl.core.batch import TrainBatch
 from rl.core.errors import DataError, FatalError
-from rl.core.types import TrainedSequence
+from rl.core.types import RolloutEnd, TrainedSequence
 from rl.telemetry.rollout_log import RolloutDump, read_rollouts
+from rl.telemetry.rollout_view import rollout_text
 from tests.support.letters_game import LettersGame
 from tests.support.tiny_run import TinyRun, make_tiny_run
 
@@ -26,17 +28,18 @@ FORGETFUL = (
 def make_game(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> TinyRun:
     """A run whose environment is the letters game; the puzzle stands for it in the configuration."""
     monkeypatch.setattr("rl.controller.setup.build_environments", lambda _: {"reward": LettersGame()})
-    sections = {
+    return make_puzzle(folder, **changes)
+
+
+def make_puzzle(folder: Path, **changes: dict[str, Any]) -> TinyRun:
+    """A run of at most three turns with the sliding puzzle."""
+    sections: dict[str, dict[str, Any]] = {
         "grpo": {"max_rollout_turns": 3, "num_generations_per_prompt": 4},
-        "policy": {"max_total_sequence_length": 64},
+        "policy": {"max_total_sequence_length": 200},
         "data": {"prompt_format": "chat"},
+        "env": {"reward": {"kind": "sliding_puzzle"}},
     }
-    merged = {name: sections.get(name, {}) | changes.get(name, {}) for name in sections.keys() | changes.keys()}
-    run = make_tiny_run(folder, changes=merged)
-    text = run.config.read_text()
-    begin, end = text.index("env:\n"), text.index("grpo:\n")
-    run.config.write_text(text[:begin] + "env:\n  reward: {kind: sliding_puzzle}\n" + text[end:])
-    return run
+    return make_tiny_run(folder, changes={name: values | changes.get(name, {}) for name, values in sections.items()})
 
 
 def trained_batch(dump: RolloutDump) -> TrainBatch:
@@ -127,3 +130,18 @@ def test_a_template_that_rewrites_history_ends_the_run_otherwise(
     run = make_game(tmp_path, monkeypatch, policy={"tokenizer": {"chat_template": FORGETFUL}})
     with pytest.raises((FatalError, DataError), match="the chat template rewrites the history"):
         run.run()
+
+
+def test_an_environment_of_several_turns_is_played_to_the_last_one(tmp_path: Path) -> None:
+    run = make_puzzle(tmp_path)
+    rows = [{"prompt": f"board {number}:", "board": [[1, 2], [0, 3]]} for number in range(4)]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run.run(["grpo.max_num_steps=1", "data.validation=null", "data.train.answer_key=null"])
+    dump = check_step(run, 1)
+    rollout = dump.groups[0].rollouts[0]
+    assert (len(rollout.turns), rollout.end) == (3, RolloutEnd.MAX_TURNS)
+    text = rollout_text(dump.groups[0].prompt, rollout)
+    assert text.count("[user] environment, ") == 3 and "No move found" in text and "1 2\n    . 3" in text
+    # A random model makes no move: nothing is learned, and the step says so.
+    line = run.metrics()[-1]
+    assert line["train/max_turns_reached_rate"] == 1.0 and line["train/grad_norm"] == 0.0

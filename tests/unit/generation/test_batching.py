@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from rl.core.errors import InfraError, WeightSyncError
+from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import Completion, FinishReason, VersionSpan
 from rl.generation.batching import BatchLoop, _resolve
 from rl.generation.generator import SamplingParams
@@ -24,6 +24,7 @@ class Counter:
         self.entered = threading.Semaphore(0)
         self.permits = threading.Semaphore(0)
         self.failure: Exception | None = None
+        self.spoiled: set[int] = set()
 
     def forward(self, sequences: list[list[int]]) -> torch.Tensor:
         if self.gated:
@@ -35,6 +36,8 @@ class Counter:
         logits = torch.full((len(sequences), 100), -50.0)
         for row, sequence in enumerate(sequences):
             logits[row, sequence[-1] + 1] = 50.0
+            if sequence[-1] in self.spoiled:
+                logits[row, 3] = torch.nan
         return logits
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -67,6 +70,14 @@ def test_a_request_ends_at_its_budget(loop: BatchLoop) -> None:
     assert done.text == "cde"
     assert done.version_spans == (VersionSpan(0, 0, 3),)
     assert all(abs(value) < 1e-6 for value in done.logprobs)
+
+
+def test_logits_that_are_no_numbers_fail_their_own_request_alone(model: Counter, loop: BatchLoop) -> None:
+    model.spoiled = {12}
+    spoiled, well = loop.submit((11,), params(3), 3, "bad"), loop.submit((1,), params(3), 3, "good")
+    with pytest.raises(CompletionError, match="request bad: a logit of token 1 is not a number"):
+        spoiled.result(WAIT_S)
+    assert well.result(WAIT_S).tokens == (2, 3, 4)
 
 
 def test_a_stop_token_is_part_of_the_tokens_and_not_of_the_text(loop: BatchLoop) -> None:

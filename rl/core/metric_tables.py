@@ -26,7 +26,9 @@ GROUPS_SHARE = "share of prompt groups"
 
 _TRAINED = "where a token is trained on"
 _OWN = "where the step's own version sampled a token"
+_PREV = "several optimizer steps per step, or grpo.seq_logprob_error_threshold"
 _FILTER = "grpo.seq_logprob_error_threshold"
+_REWARD_MODEL_RUNS = "an environment of kind reward_model"
 _SCORED = "where a rollout is valid"
 _DYNAMIC = "grpo.use_dynamic_sampling"
 
@@ -51,7 +53,6 @@ _LOSS: tuple[Row, ...] = (
     ("kl_penalty", "nats", LEVEL, "KL(policy || reference) of the loss, before its factor.", _TRAINED),
     ("positive_nll_loss", "nats", "mean over trained tokens of sequences with a positive reward",
      "Negative log-likelihood of the examples that were right.", "loss_fn.positive_example_nll_weight > 0"),
-    ("value_loss", "1", LEVEL, "Loss of the value model.", "a loss of a value model"),
     ("probs_ratio", "1", TOKENS,
      "p(policy) / p(policy at the start of the step); the true ratio in every mode.", _TRAINED),
     ("probs_ratio_clamped", "1", TOKENS, "The ratio inside its bounds.", _TRAINED),
@@ -82,9 +83,9 @@ _MISMATCH: tuple[Row, ...] = (
      "p(trainer) / p(generator) after truncation, whether or not the correction is on.", _TRAINED),
     ("is_oob_ratio", "1", "share of trained tokens, of sequences with seq-mask-tis",
      "Share outside the bounds of the truncation.", "loss_fn.truncated_importance_sampling_type"),
-    ("max_seq_mult_prob_error", "1", MAX, "Largest mean of exp|trainer - generator| over a sequence.", _TRAINED),
-    ("mean_seq_mult_prob_error", "1", SEQUENCES, "Mean of exp|trainer - generator| over each sequence.", _TRAINED),
-    ("min_seq_mult_prob_error", "1", MIN, "Smallest mean of exp|trainer - generator| over a sequence.", _TRAINED),
+    ("max_seq_mult_prob_error", "1", MAX, "Largest mean of exp|trainer - generator| over a sequence.", _PREV),
+    ("mean_seq_mult_prob_error", "1", SEQUENCES, "Mean of exp|trainer - generator| over each sequence.", _PREV),
+    ("min_seq_mult_prob_error", "1", MIN, "Smallest mean of exp|trainer - generator| over a sequence.", _PREV),
     ("max_seq_mult_prob_error_after_mask", "1", MAX, "The same over the sequences that the filter kept.", _FILTER),
     ("mean_seq_mult_prob_error_after_mask", "1", SEQUENCES,
      "The same over the sequences that the filter kept.", _FILTER),
@@ -98,13 +99,14 @@ _OPTIMIZER: tuple[Row, ...] = (
     ("grad_norm", "1", "value of the last optimizer step",
      "Norm of the gradient before it is clipped.", "where an optimizer step was made"),
     ("lr", "1", STEPS, "Learning rate."),
-    ("wd", "1", STEPS, "Weight decay.", "a schedule of the weight decay"),
+    ("wd", "1", STEPS, "Decoupled weight decay."),
     ("global_valid_toks", "tokens", STEPS, "Sum of token weights: what token-level sums are divided by."),
     ("global_valid_seqs", "sequences", STEPS, "Sum of sequence weights: what sequence-level sums are divided by."),
     ("steps_skipped_empty", "optimizer steps", SUM, "Skipped because no token had weight."),
+    ("num_skipped_sequences", "sequences", SUM, "Left out of forward and backward because they change nothing."),
+    ("num_computed_positions", "tokens", SUM,
+     "Positions that forward and backward computed, after padding, prefix sharing and skipping."),
     ("steps_skipped_nonfinite", "optimizer steps", SUM, "Skipped because loss or gradient was no number."),
-    ("num_skipped_sequences", "sequences", SUM,
-     "Left out of forward and backward because they change neither loss nor gradient (zero advantage)."),
     ("num_computed_positions", "positions", SUM,
      "Token positions that forward and backward went through, shared prefixes once, padding left out."),
 )  # fmt: skip
@@ -130,16 +132,9 @@ _REWARD: tuple[Row, ...] = (
     ("advantages/sum", "1", SUM, "Sum of the advantages over the trained tokens.", _TRAINED),
     ("num_overlong_filtered", "sequences", SUM,
      "Truncated responses without weight in the loss.", "grpo.overlong_filtering"),
-    ("num_mask_sample_filtered", "sequences", SUM,
-     "Sequences without weight because the environment asked for it.", "the environment asks for it"),
     ("num_scaled_out_of_range", "rollouts", SUM,
      "Rewards outside the source range of the scaling, which were clamped.", "grpo.reward_scaling.enabled"),
     ("reward_penalties/*", "rollouts", SUM, "Rollouts that one penalty has hit.", "the penalty is on"),
-    ("on_policy_distillation/teacher_student_logprob_gap_mean", "nats", TOKENS,
-     "Teacher's minus student's log-probability.", "a teacher"),
-    ("on_policy_distillation/adv_mean", "nats", TOKENS, "Mean advantage of distillation.", "a teacher"),
-    ("on_policy_distillation/adv_std", "nats", "standard deviation over trained tokens",
-     "Spread of the advantage of distillation.", "a teacher"),
 )  # fmt: skip
 
 _DYNAMIC_SAMPLING: tuple[Row, ...] = (
@@ -193,6 +188,15 @@ _ROLLOUTS: tuple[Row, ...] = (
      "A number of the environment, over the rollouts that have it.", "the environment reports it"),
 )  # fmt: skip
 
+_REWARD_MODEL: tuple[Row, ...] = (
+    ("num_samples", "rollouts", ROLLOUTS, "Samples of a group that the reward model scored.", _REWARD_MODEL_RUNS),
+    ("mean_reward", "reward", ROLLOUTS, "Mean score of a group.", _REWARD_MODEL_RUNS),
+    ("std_reward", "reward", ROLLOUTS,
+     "Standard deviation (n - 1; 0 for one sample) of a group's scores.", _REWARD_MODEL_RUNS),
+    ("min_reward", "reward", ROLLOUTS, "Least score of a group.", _REWARD_MODEL_RUNS),
+    ("max_reward", "reward", ROLLOUTS, "Greatest score of a group.", _REWARD_MODEL_RUNS),
+)  # fmt: skip
+
 _COUNTERS: tuple[Row, ...] = (
     ("num_reward_errors", "rollouts", SUM, "The reward raised an error."),
     ("num_reward_timeouts", "rollouts", SUM, "The reward did not come in time."),
@@ -220,8 +224,6 @@ _TIMING: tuple[Row, ...] = (
     ("policy_training", "s", SUM, "Forward, backward, optimizer."),
     ("weight_sync", "s", SUM, "The refit."),
     ("checkpointing", "s", SUM, "Saving the checkpoint of the step.", "a checkpoint was saved"),
-    ("reward_calculation", "s", SUM, "Rewards that the step computes itself.", "the step computes rewards"),
-    ("teacher_logprob_inference", "s", SUM, "Scoring tokens with a teacher.", "a teacher"),
 )  # fmt: skip
 
 _PERFORMANCE: tuple[Row, ...] = (
@@ -229,14 +231,6 @@ _PERFORMANCE: tuple[Row, ...] = (
     ("samples_per_sec", "rollouts/s", LAST, "Rollouts of the step by the time of the whole step."),
     ("policy_training_tokens_per_sec", "tokens/s", LAST, "Tokens of the step by the time of training."),
     ("overlap_s", "s", LAST, "Time in which generation and training ran side by side."),
-    ("average_token_imbalance", "1", LAST, "1 - mean(load / largest load) over the trainer's ranks.", "several ranks"),
-    ("computed_tokens", "tokens", LAST,
-     "Tokens that the trainer's forward passes computed, after sharing and skipping.", "the trainer reports it"),
-    ("skipped_sequences", "sequences", LAST,
-     "Sequences that the trainer left out because they change nothing.", "the trainer reports it"),
-    ("padding_ratio", "1", LAST, "Share of computed tokens that are padding.", "the trainer reports it"),
-    ("shared_prefix_tokens", "tokens", LAST,
-     "Prompt tokens that siblings shared instead of computing them again.", "the trainer reports it"),
 )  # fmt: skip
 
 _REFIT: tuple[Row, ...] = (
@@ -281,6 +275,7 @@ GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup("Rewards and advantages", "train/", _REWARD),
     MetricGroup("Dynamic sampling", "train/", _DYNAMIC_SAMPLING),
     MetricGroup("Rollouts", "train/", _ROLLOUTS),
+    MetricGroup("Reward model", "train/env/reward_model_env/", _REWARD_MODEL),
     MetricGroup("What went wrong, and how far the run is", "train/", _COUNTERS),
     MetricGroup("Time of a step by phase", "timing/train/", _TIMING),
     MetricGroup("Rates", "performance/", _PERFORMANCE),

@@ -1,7 +1,7 @@
 """The python tool: run a program in the sandbox and give back what it printed. Runs inside scoring processes."""
 
 from rl.environments.config import SandboxLimits
-from rl.environments.sandbox import find_sandbox, run_code
+from rl.environments.sandbox import prepare_sandbox, run_code
 from rl.environments.sandbox_process import Ending
 
 _LAST_LINES = 3
@@ -17,7 +17,7 @@ def prepare_python() -> None:
     Raises:
         ConfigError: this machine has no sandbox.
     """
-    find_sandbox()
+    prepare_sandbox()
 
 
 def run_python(code: str, *, limits: SandboxLimits) -> str:

@@ -7,6 +7,7 @@ import pytest
 
 from rl.controller.checklist import has_failed
 from rl.controller.doctor import (
+    check_bubblewrap,
     check_numa,
     check_package,
     check_shared_memory,
@@ -15,6 +16,7 @@ from rl.controller.doctor import (
     run_doctor,
     total_bytes,
 )
+from rl.environments.sandbox import find_sandbox
 
 
 def test_a_container_with_64_mb_of_shared_memory_gets_the_docker_flag():
@@ -60,3 +62,12 @@ def test_a_missing_system_library_of_the_engine_is_named_with_its_package(monkey
     check = check_numa()
     assert not check.ok
     assert "apt-get install libnuma1" in check.advice
+
+
+def test_a_missing_sandbox_is_named_with_its_package_and_fails_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    find_sandbox.cache_clear()
+    check = check_bubblewrap()
+    find_sandbox.cache_clear()
+    assert not check.ok and not has_failed([check])
+    assert "apt-get install bubblewrap" in check.advice

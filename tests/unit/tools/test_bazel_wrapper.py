@@ -133,6 +133,15 @@ def test_what_is_missing_is_named_in_one_line_where_it_may_not_install(machine: 
     assert done.stderr.startswith(words)
 
 
+def test_the_sandbox_of_the_tests_is_named_when_it_is_missing(machine: Machine) -> None:
+    machine.add_bazel("bazel")
+    done = machine.run("test", "//...")
+    assert done.returncode == 37 and "bubblewrap, which some tests need" in done.stderr
+    assert machine.run("build", "//...").stderr == ""
+    machine.add("bwrap", "exit 0")
+    assert "bubblewrap" not in machine.run("test", "//...").stderr
+
+
 def test_what_is_missing_is_installed_where_it_may(machine: Machine) -> None:
     source = machine.add_bazel("source")
     machine.add("id", "echo 0")

@@ -20,7 +20,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rl.controller.config import MasterConfig
 from rl.controller.load import load_config
+from rl.core.config_paths import find_config
 from rl.data.datasets import load_rows
 from rl.data.pretrained import resolve_model
 
@@ -35,14 +37,23 @@ def peer_python() -> Path:
     """Return the interpreter of TRL's environment; makes it when it is missing."""
     script = ROOT / "third_party" / "python" / "make_env.py"
     made = subprocess.run(
-        [sys.executable, str(script), "--flavor", PEER], check=True, stdout=subprocess.PIPE, text=True, timeout=TIMEOUT_S
+        [sys.executable, str(script), "--flavor", PEER],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=TIMEOUT_S,
     )
     return Path(made.stdout.splitlines()[-1]) / "bin" / "python"
 
 
+def recipe() -> MasterConfig:
+    """Return the default recipe."""
+    return load_config(find_config(CONFIG), [])[0]
+
+
 def peer_task(steps: int, seed: int) -> dict[str, Any]:
     """Return what trl_grpo.py trains: the default recipe, read from its configuration."""
-    config = load_config(CONFIG, [])
+    config = recipe()
     policy, grpo = config.policy, config.grpo
     rows = load_rows(config.data.train)
     assert policy.generation.stop_token_ids is not None
@@ -78,7 +89,13 @@ def run_peer(python: Path, steps: int, seed: int, folder: Path) -> list[dict[str
 def run_tandem(overrides: list[str], steps: int, seed: int, folder: Path) -> list[dict[str, float]]:
     """Train with the normal command; return seconds by phase for every step, with its mean reward."""
     off = ["grpo.val_at_start=false", "grpo.val_at_end=false", "checkpointing.enabled=false", "grpo.val_period=0"]
-    settings = [f"grpo.max_num_steps={steps}", f"grpo.seed={seed}", f"logger.log_dir={folder / 'run'}", *off, *overrides]
+    settings = [
+        f"grpo.max_num_steps={steps}",
+        f"grpo.seed={seed}",
+        f"logger.log_dir={folder / 'run'}",
+        *off,
+        *overrides,
+    ]
     command = [sys.executable, "-m", "rl", "train", "--config", CONFIG, *settings]
     with (folder / "tandem.log").open("w") as log:
         subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT_S, cwd=ROOT)
@@ -119,7 +136,11 @@ def commit() -> str:
 
 def machine() -> str:
     """Return the processor's name and the number of cores."""
-    names = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if "model name" in line
+    ]
     return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} cores"
 
 
@@ -132,7 +153,11 @@ def measure(rounds: int, steps: int) -> dict[str, list[list[dict[str, float]]]]:
             with tempfile.TemporaryDirectory(prefix="tandem-bench-") as scratch:
                 folder = Path(scratch)
                 is_peer = name == PEER
-                run = run_peer(python, steps, seed, folder) if is_peer else run_tandem(VARIANTS[name], steps, seed, folder)
+                run = (
+                    run_peer(python, steps, seed, folder)
+                    if is_peer
+                    else run_tandem(VARIANTS[name], steps, seed, folder)
+                )
             runs[name].append(run)
             seconds = ", ".join(f"{step['total']:.2f}" for step in run)
             print(f"round {seed} {name}: {seconds} s", flush=True)
@@ -147,8 +172,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "tools" / "bench" / "results" / "step.json")
     options = parser.parse_args()
     runs = measure(options.rounds, options.steps)
-    config = load_config(CONFIG, [])
-    summary = {name: summarise(all_runs, config.sequences_per_step) for name, all_runs in runs.items()}
+    samples = recipe().sequences_per_step
+    summary = {name: summarise(all_runs, samples) for name, all_runs in runs.items()}
     peer = summary[PEER]
     for name in VARIANTS:
         # Round by round, so that a machine that drifts does not enter the ratio.

@@ -1,6 +1,6 @@
 """The peer of bench_step.py: the same training with TRL's GRPOTrainer. Runs in TRL's own environment, imports nothing of ours.
 
-    python tools/bench/trl_grpo.py task.json times.json      bench_step.py writes the first and reads the second
+python tools/bench/trl_grpo.py task.json times.json      bench_step.py writes the first and reads the second
 """
 
 import json

@@ -57,6 +57,7 @@ class SandboxLimits(ConfigModel):
     open_files: int = Field(64, ge=16, description="Open files of each process.")
     file_mib: int = Field(16, ge=1, description="Size of one file, in MiB.")
     scratch_mib: int = Field(32, ge=1, description="Size of the private /tmp, the only folder to write to, in MiB.")
+    scratch_files: int = Field(1000, ge=1, description="Files and folders in it; a program that makes more is ended.")
     output_kib: int = Field(64, ge=1, description="Bytes on standard output and standard error together, in KiB.")
 
 

@@ -163,9 +163,9 @@ def find_sandbox() -> Sandbox:
         faults.append(f"{'as root' if as_root else 'in a user namespace'}: {fault}")
     raise ConfigError(
         f"untrusted code cannot be run: {program} cannot isolate here ({'; '.join(faults)}). It needs version 0.7, and "
-        "root with the right to mount (a container: --cap-add SYS_ADMIN) or user namespaces (kernel 5.14 or later, "
-        "user.max_user_namespaces above 0, a container whose seccomp profile allows them); root inside another sandbox, "
-        "such as Bazel's, has neither"
+        "root with the right to mount (a container: --cap-add SYS_ADMIN), or a user other than root and user namespaces "
+        "(kernel 5.14 or later, user.max_user_namespaces above 0, a container whose seccomp profile allows them); root "
+        "inside another sandbox, such as Bazel's, has neither"
     )
 
 
@@ -186,7 +186,7 @@ def _run(sandbox: Sandbox, code: str, limits: SandboxLimits, stdin: str) -> Sand
         ready, ready_end = _pipe(stack)
         run = _start(sandbox, code, limits, stdin, ready_end, stack)
         ready_end.close()
-        ending = run.watch(started + limits.wall_s, limits.memory_mib * _MIB)
+        ending = run.watch(started + limits.wall_s, limits.memory_mib * _MIB, limits.scratch_files)
         exit_code = run.end()
         stdout, stderr = run.outputs()
         if not ready.read(1):

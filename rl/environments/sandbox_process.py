@@ -55,12 +55,13 @@ class SandboxProcess:
         for descriptor in self._kept:
             os.set_blocking(descriptor, False)
 
-    def watch(self, deadline: float, memory_bytes: int) -> Ending:
+    def watch(self, deadline: float, memory_bytes: int, files: int) -> Ending:
         """Wait until the program ends by itself or meets a limit; it may still run then.
 
         Args:
             deadline: By `time.monotonic()`.
             memory_bytes: Most memory of all its processes together; looked at every LOOK_EVERY_S.
+            files: Most files in its /tmp; looked at as often.
         """
         outer = os.pidfd_open(self._process.pid)
         with selectors.DefaultSelector() as selector:
@@ -74,7 +75,9 @@ class SandboxProcess:
                         return Ending.OUTPUT
                     if outer in ready:
                         return Ending.EXITED
-                    if self._first_pid is not None and resident_bytes(self._first_pid) > memory_bytes:
+                    if self._first_pid is not None and (
+                        resident_bytes(self._first_pid) > memory_bytes or files_in_tmp(self._first_pid) > files
+                    ):
                         return Ending.MEMORY
                 return Ending.TIMEOUT
             finally:
@@ -179,10 +182,29 @@ def _is_readable(descriptor: int, deadline: float) -> bool:
 
 def resident_bytes(pid: int) -> int:
     """Memory that a process and its descendants hold for themselves; the ones that have ended count as nothing."""
+    pages, waiting = 0, [pid]
+    while waiting:
+        folder = f"/proc/{waiting.pop()}"
+        try:
+            fields = Path(folder, "statm").read_text().split()
+            pages += int(fields[1]) - int(fields[2])
+            for thread in os.scandir(f"{folder}/task"):
+                waiting += map(int, Path(thread, "children").read_text().split())
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def files_in_tmp(pid: int) -> int:
+    """Files and folders in the /tmp that a process sees; 0 while it still sees ours, or when it has ended.
+
+    Each takes kernel memory that neither the size of /tmp nor the limits of a process count.
+    """
+    root = f"/proc/{pid}/root"
     try:
-        fields = Path(f"/proc/{pid}/statm").read_text().split()
-        own = (int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE")
-        below = [Path(entry, "children").read_text().split() for entry in os.scandir(f"/proc/{pid}/task")]
-    except (FileNotFoundError, ProcessLookupError):
+        if os.stat(root).st_dev == os.stat("/").st_dev:
+            return 0
+        found = os.statvfs(f"{root}/tmp")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return 0
-    return own + sum(resident_bytes(int(child)) for children in below for child in children)
+    return found.f_files - found.f_ffree

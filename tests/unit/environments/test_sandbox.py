@@ -289,6 +289,11 @@ def test_a_huge_file_and_many_files_meet_their_limits():
     assert printed(code, SIZE=1 << 19) == "4 28"  # ENOSPC
 
 
+def test_endlessly_many_empty_files_end_the_program():
+    outcome = run("import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()")
+    assert outcome.ending is Ending.MEMORY
+
+
 DAEMON = """
     import os, sys
     if os.fork() == 0:

@@ -148,6 +148,7 @@ class WorkerPolicy:
         can_share: bool,
     ) -> None:
         self._group = group
+        self._weight_decay = settings.optimizer.kwargs.weight_decay
         self._num_updates = num_updates
         self._version = version
         self._skip = settings.skip_zero_advantages
@@ -168,7 +169,7 @@ class WorkerPolicy:
         """Train one RL step; the batch is cut, in order, into equal parts of one optimizer step each."""
         steps = [await self._optimizer_step(chunk, loss) for chunk in batch.shard(self._num_updates)]
         self._version = self._agreed(await self._group.broadcast(PolicyWorker.end_train), self._version + 1)
-        return TrainResult(self._version, _mean_over_steps(steps))
+        return TrainResult(self._version, _mean_over_steps(steps) | {"wd": self._weight_decay})
 
     async def logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""

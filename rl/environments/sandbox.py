@@ -163,9 +163,9 @@ def find_sandbox() -> Sandbox:
         faults.append(f"{'as root' if as_root else 'in a user namespace'}: {fault}")
     raise ConfigError(
         f"untrusted code cannot be run: {program} cannot isolate here ({'; '.join(faults)}). It needs version 0.7, and "
-        "root with the right to mount (a container: --cap-add SYS_ADMIN), or a user other than root and user namespaces "
-        "(kernel 5.14 or later, user.max_user_namespaces above 0, a container whose seccomp profile allows them); root "
-        "inside another sandbox, such as Bazel's, has neither"
+        "root with the right to mount (a container: --cap-add SYS_ADMIN), or another user and user namespaces (kernel "
+        "5.14 or later, user.max_user_namespaces above 0, a container whose seccomp profile allows them); root inside "
+        "another sandbox, such as Bazel's, has neither"
     )
 
 

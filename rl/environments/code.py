@@ -3,10 +3,11 @@
     {"prompt": "Read two numbers, print their sum.", "tests": [{"stdin": "1 2", "stdout": "3"}]}
     {"prompt": "Write add(a, b).", "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0"]}
 
-The program is the last fenced block (or what stands between `open_tag` and `close_tag`). The policy answers for what
-its program does: no program, an error, a limit or endless computation fails the test, with a metric that tells. What
-the policy does not answer for is a failed sample: a row without tests, a sandbox that does not start, a process that
-dies. With max_attempts above 1 a program that fails is answered with the first failing test; the last attempt counts.
+Such rows need `answer_key: null`. The program is the last fenced block, or what stands between `open_tag` and
+`close_tag`. The policy answers for what its program does: no program, an error, a limit or endless computation fails
+the test, with a metric that tells. What the policy does not answer for is a failed sample: a row without tests, a
+sandbox that does not start, a process that dies. With max_attempts above 1 a program that fails is answered with the
+first failing test; the last attempt counts.
 """
 
 import asyncio

@@ -1,15 +1,12 @@
 """A tiny random classifier; its scores must be those of a plain forward of each conversation alone."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
-    LlamaConfig,
     LlamaForCausalLM,
-    LlamaForSequenceClassification,
 )
 
 from rl.core.errors import ConfigError, DataError
@@ -25,39 +22,12 @@ from rl.environments.reward_model import (
     score_rows,
 )
 from tests.support.completions import completion, episodes, text_prompt
-from tests.support.tiny_model import EOS_ID, PAD_ID, VOCAB_SIZE, make_tiny_tokenizer
+from tests.support.tiny_classifier import make_classifier
+from tests.support.tiny_model import EOS_ID, PAD_ID, make_tiny_tokenizer
 
 KEY = "env.rm.model_name"
 CHAT = Prompt("p0", (Message("user", "2+2?"),), "rm", {}, (1,))
 TEXTS = ["4", "four, I think", "", "no"]
-
-
-def make_classifier(folder: Path, kind=LlamaForSequenceClassification, pad=PAD_ID, labels=1, template=True) -> Path:
-    """Write a random two-layer model of one kind with the byte tokenizer."""
-    config = LlamaConfig(
-        vocab_size=VOCAB_SIZE,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=64,
-        pad_token_id=pad,
-        eos_token_id=EOS_ID,
-        num_labels=labels,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        model = kind(config)
-        if kind is LlamaForSequenceClassification:
-            torch.nn.init.normal_(model.score.weight, std=2.0)
-    model.save_pretrained(folder)
-    tokenizer = make_tiny_tokenizer()
-    if not template:
-        tokenizer.chat_template = None
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def settings(folder, **values):

@@ -1,7 +1,7 @@
 """Batches for tests of rewards and advantages: everything that must not matter is NaN."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def reward_batch(
     groups: Sequence[int] | None = None,
     rollouts: Sequence[int] | None = None,
     truncated: Sequence[bool] | None = None,
-    components: dict[str, Sequence[float]] | None = None,
+    components: Mapping[str, Sequence[float]] | None = None,
     tokens: Sequence[int] | None = None,
     **columns: Sequence[float],
 ) -> TrainBatch:

@@ -37,7 +37,10 @@ def siblings_make_the_baseline(config: MasterConfig) -> Iterator[Conflict]:
 
 
 def baseline_settings_have_an_effect(config: MasterConfig) -> Iterator[Conflict]:
-    """Only estimators by group divide by the group's deviation; RLOO is its own baseline."""
+    """Only estimators by group divide by the group's deviation; RLOO is its own baseline.
+
+    `use_leave_one_out_baseline=false` goes with the other estimators: none of them leaves one out.
+    """
     name = config.grpo.adv_estimator.name
     if name not in ("grpo", "gdpo"):
         reason = f"{_ESTIMATOR}={name} never divides by the group's standard deviation"

@@ -20,6 +20,7 @@ from rl.algorithms.reinforce_plus_plus import ReinforcePlusPlus
 from rl.algorithms.rloo import RLOO
 from rl.core.batch import TrainBatch
 from tests.support.reward_batches import NAN, by_sequence, reward_batch
+from tests.support.rollouts import make_completion, make_group, make_rollout
 
 BY_GROUP: dict[str, Estimator] = {
     "grpo": GRPO(leave_one_out=False),
@@ -127,3 +128,29 @@ def test_all_sequences_of_a_forked_rollout_share_its_advantage(name: str) -> Non
     batch = build([1, 1, 0, 2], [2, 2, 2, 2], [0, 0, 0, 0], rollouts=[0, 0, 1, 2])
     advantages = by_sequence(advantages_of(name, batch), batch)
     assert advantages[0] == advantages[1] != advantages[2]
+
+
+def test_groups_of_any_size_are_told_apart_by_id_also_where_their_text_is_the_same() -> None:
+    turn = ([1, 2], make_completion([3]))
+    rewards = [[1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
+    groups = [
+        make_group(number, [make_rollout([turn], reward) for reward in row]) for number, row in enumerate(rewards)
+    ]
+    batch = TrainBatch.from_groups(groups)
+    advantages = by_sequence(DrGRPO()(batch)["advantages"], batch)
+    assert advantages == pytest.approx(
+        [0.75, -0.25, -0.25, -0.25, -2 / 3, 1 / 3, 1 / 3, 0.5, 0.5, -0.5, -0.5], abs=1e-6
+    )
+
+
+def test_every_sampled_token_of_every_turn_carries_the_signal_whatever_the_prompts_lengths() -> None:
+    # Three turns whose prompts grow by 1, 3 and 2 tokens of the environment.
+    turns = [
+        ([1, 2], make_completion([3])),
+        ([1, 2, 3, 4], make_completion([5, 6])),
+        ([1, 2, 3, 4, 5, 6, 7, 8, 9], make_completion([10])),
+    ]
+    batch = TrainBatch.from_groups([make_group(0, [make_rollout(turns, 1.0), make_rollout(turns[:1], 0.0)])])
+    advantages = DrGRPO()(batch)["advantages"]
+    assert advantages[batch.loss_mask].tolist() == [0.5, 0.5, 0.5, 0.5, -0.5]
+    assert torch.all(advantages[~batch.loss_mask] == 0)

@@ -110,8 +110,8 @@ class Conversations:
             messages: What the environment says next.
 
         Raises:
-            DataError: there are no messages, the template refuses them, or it rewrites the history and
-                data.rewritten_history is error.
+            DataError: there are no messages, the template refuses them or leaves them out, or it rewrites the history
+                and data.rewritten_history is error.
         """
         if not messages:
             where = f"prompt {conversation.prompt_id} turn {conversation.turn}"
@@ -139,6 +139,7 @@ class Conversations:
             if whole.startswith(seen):
                 rest = whole.removeprefix(seen)
                 break
+        self._check_heard(conversation, history, messages, whole)
         is_drifted = rest is None
         if rest is None and whole.startswith(before):
             rest = self._drifted_rest(conversation, answer, messages, whole.removeprefix(before))
@@ -171,6 +172,22 @@ class Conversations:
         if not found or tail not in {kept + rest for kept in (said, said.rstrip(), said.lstrip(), said.strip())}:
             return None
         return rest.removeprefix(answer.ending)
+
+    def _check_heard(
+        self, conversation: Conversation, history: tuple[Message, ...], messages: tuple[Message, ...], whole: str
+    ) -> None:
+        """Refuse a template that passes over the environment's messages, as some do with roles that they do not know.
+
+        One that only writes them in its own way (as JSON, say) is fine.
+        """
+        if all(message.content.strip() in whole for message in messages):
+            return
+        if whole == self._tokenizer.render(history[: -len(messages)], generation_prompt=True):
+            roles = ", ".join(sorted({message.role for message in messages}))
+            raise DataError(
+                f"prompt {conversation.prompt_id} turn {conversation.turn}: the chat template leaves out the "
+                f"environment's messages, whose role is {roles}; use a template that knows it, or another role"
+            )
 
     def _encode_rest(self, completion: Completion, rest: str) -> tuple[int, ...]:
         """Tokenize what follows a completion. Some tokenizers write the start of a text differently from its middle;

@@ -82,6 +82,7 @@ def make_prompt_tokenizer(
     made = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=eos, pad_token=pad, chat_template=template, bos_token="<|bos|>"
     )
+    folder.mkdir(parents=True, exist_ok=True)
     made.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))
     data = DataConfig.model_validate({"train": {"kind": "few_shot_addition"}})

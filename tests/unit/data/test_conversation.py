@@ -234,3 +234,21 @@ def test_a_message_that_the_template_refuses_is_an_error_of_the_data(tmp_path: P
     conversations, first = begin(tokenizer, USER)
     with pytest.raises(DataError, match="no tools"):
         conversations.follow(first, sampled(tokenizer, "4"), [Message("tool", "x")])
+
+
+@pytest.mark.parametrize("fork", [True, False])
+def test_a_template_that_passes_over_a_role_is_an_error_and_one_that_quotes_it_is_not(
+    tmp_path: Path, fork: bool
+) -> None:
+    deaf = CHATML.replace("{% for message in messages %}", "{% for message in messages if message['role'] != 'tool' %}")
+    tokenizer = make_prompt_tokenizer(tmp_path / "deaf", deaf)
+    conversations, first = begin(tokenizer, USER, fork=fork)
+    with pytest.raises(DataError, match="leaves out the environment's messages, whose role is tool"):
+        conversations.follow(first, sampled(tokenizer, "4<|im_end|>"), [Message("tool", 'a "4"')])
+    quoting = CHATML.replace(
+        "message['content']", "(message['content'] | tojson if message['role'] == 'tool' else message['content'])"
+    )
+    tokenizer = make_prompt_tokenizer(tmp_path / "quoting", quoting)
+    conversations, first = begin(tokenizer, USER, fork=fork)
+    second = conversations.follow(first, sampled(tokenizer, "4<|im_end|>"), [Message("tool", 'a "4"')])
+    assert '"a \\"4\\""' in tokenizer.decode(second.token_ids) and not second.is_forked and not second.is_drifted

@@ -144,7 +144,7 @@ async def test_a_group_is_scored_in_a_process_of_its_own(folder):
 
 
 async def test_a_late_model_fails_the_samples(folder):
-    environment = RewardModelEnvironment("rm", settings(folder, timeout_s=1e-4))
-    results = await environment.step(CHAT, episodes([completion("4"), completion("5")]))
+    environment = RewardModelEnvironment("rm", settings(folder, timeout_s=1e-3, micro_batch_size=1))
+    results = await environment.step(CHAT, episodes([completion("4")] * 400))
     await environment.close()
-    assert [result.status for result in results] == [RolloutStatus.REWARD_TIMEOUT] * 2
+    assert {result.status for result in results} == {RolloutStatus.REWARD_TIMEOUT} and len(results) == 400

@@ -7,6 +7,7 @@ by `rl.controller.dry_run`.
 
 from collections.abc import Iterator
 
+from rl.controller.checks_environments import ENVIRONMENT_CHECKS
 from rl.controller.checks_eval import EVAL_CHECKS
 from rl.controller.checks_loss import LOSS_CHECKS
 from rl.controller.checks_policy import POLICY_CHECKS
@@ -18,7 +19,15 @@ from rl.controller.conflicts import Check, Conflict
 from rl.core.config_tree import CLASS_DEFAULT, ConfigTree
 from rl.core.errors import ConfigError
 
-ALL_CHECKS: list[Check] = [*LOSS_CHECKS, *POLICY_CHECKS, *REWARD_CHECKS, *ROLLOUT_CHECKS, *RUN_CHECKS, *EVAL_CHECKS]
+ALL_CHECKS: list[Check] = [
+    *LOSS_CHECKS,
+    *POLICY_CHECKS,
+    *REWARD_CHECKS,
+    *ROLLOUT_CHECKS,
+    *RUN_CHECKS,
+    *EVAL_CHECKS,
+    *ENVIRONMENT_CHECKS,
+]
 
 
 def find_conflicts(config: MasterConfig) -> Iterator[Conflict]:

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
-from rl.data.config import DatasetConfig, HfDataset, JsonlDataset, ReasoningGymDataset
-from rl.environments.config import EnvironmentConfig, FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
+from rl.data.config import DatasetConfig, ReasoningGymDataset
+from rl.environments.config import EnvironmentConfig, FunctionEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
 
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
@@ -69,6 +70,10 @@ def greedy_validation_samples_once(config: MasterConfig) -> Iterator[Conflict]:
     if grpo.val_temperature == 0:
         names = ["val_num_generations", "val_top_p", "val_top_k"]
         yield from inert(grpo, "grpo", names, key, f"{key}=0 is greedy; set it above 0 to sample")
+    elif grpo.val_num_generations > 1 and grpo.val_top_k == 1:
+        keys = ("grpo.val_num_generations", "grpo.val_top_k")
+        problem = f"{keys[0]}={grpo.val_num_generations} with {keys[1]}=1 repeats one greedy sample"
+        yield Conflict(keys, problem, f"raise {keys[1]}, or set {keys[0]}=1")
 
 
 def metric_name_has_a_prefix(config: MasterConfig) -> Iterator[Conflict]:
@@ -119,35 +124,38 @@ def environment_exists(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(("data.env_name", "env"), problem, f"add env.{name}.kind, or change data.env_name")
 
 
-def _scored(config: MasterConfig) -> Iterator[tuple[str, DatasetConfig, EnvironmentConfig]]:
-    """Yield each dataset's key, the dataset, and the environment that scores it."""
-    env = config.env.get(config.data.env_name)
-    for key, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+@dataclass(frozen=True)
+class _Scored:
+    """A dataset by its key, and the environment that scores it by its name."""
+
+    key: str
+    dataset: DatasetConfig
+    env_key: str
+    env: EnvironmentConfig
+
+
+def _scored(config: MasterConfig) -> Iterator[_Scored]:
+    """Yield every dataset whose environment exists."""
+    pairs: list[tuple[str, DatasetConfig | None, str]] = [
+        ("data.train", config.data.train, config.data.env_name),
+        ("data.validation", config.data.validation, config.data.env_name),
+    ]
+    for name, task in config.eval.tasks.items():
+        pairs.append((f"eval.tasks.{name}.dataset", task.dataset, task.env_name or config.data.env_name))
+    for key, dataset, env_name in pairs:
+        env = config.env.get(env_name)
         if env is not None and dataset is not None:
-            yield key, dataset, env
+            yield _Scored(key, dataset, f"env.{env_name}.kind", env)
 
 
 def reasoning_gym_scores_its_own(config: MasterConfig) -> Iterator[Conflict]:
     """reasoning-gym's prompts and scorer go together; a function of the user's may score anything."""
-    env_key = f"env.{config.data.env_name}.kind"
-    for key, dataset, env in _scored(config):
+    for each in _scored(config):
+        key, dataset, env_key, env = each.key, each.dataset, each.env_key, each.env
         is_task, is_scorer = isinstance(dataset, ReasoningGymDataset), isinstance(env, ReasoningGymEnvConfig)
         if is_task != is_scorer and not isinstance(env, FunctionEnvConfig):
             problem = f"{key}.kind={dataset.kind} with {env_key}={env.kind}: reasoning_gym scores its own prompts only"
             yield Conflict((f"{key}.kind", env_key), problem, f"set {env_key}={'reasoning_gym' if is_task else 'math'}")
-
-
-def math_has_answers(config: MasterConfig) -> Iterator[Conflict]:
-    """The math environment compares with a reference answer."""
-    for section, dataset, env in _scored(config):
-        if (
-            isinstance(env, MathEnvConfig)
-            and isinstance(dataset, JsonlDataset | HfDataset)
-            and dataset.answer_key is None
-        ):
-            key, env_key = f"{section}.answer_key", f"env.{config.data.env_name}.kind"
-            problem = f"{key}=null with {env_key}=math: there is no answer to compare with"
-            yield Conflict((key, env_key), problem, f"set {key}")
 
 
 def raw_prompts_have_no_template(config: MasterConfig) -> Iterator[Conflict]:
@@ -230,7 +238,6 @@ RUN_CHECKS: list[Check] = [
     best_checkpoint_has_a_metric,
     environment_exists,
     reasoning_gym_scores_its_own,
-    math_has_answers,
     raw_prompts_have_no_template,
     one_turn_has_no_history,
     local_cluster_is_one_process,

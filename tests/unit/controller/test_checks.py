@@ -104,11 +104,6 @@ CONFLICTS = [
         "set env.math.kind=reasoning_gym",
     ),
     ("reasoning_gym_scores_its_own", ["env.math={_override_: true, kind: reasoning_gym}"], "set env.math.kind=math"),
-    (
-        "math_has_answers",
-        ["data.train={_override_: true, kind: jsonl, path: x, answer_key: null}"],
-        "there is no answer to compare with",
-    ),
     ("raw_prompts_have_no_template", ["data.system_prompt=Hello"], "system_prompt=Hello has no effect"),
     ("raw_prompts_have_no_template", ["policy.tokenizer.chat_template=x"], "chat_template=x has no effect"),
     ("raw_prompts_have_no_template", ["data.rewritten_history=fork"], "rewritten_history=fork has no effect"),

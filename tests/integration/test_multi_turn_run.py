@@ -1,6 +1,5 @@
 """Runs of several turns with the tiny model: what is trained on is what was sampled, and what is logged is that too."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from rl.telemetry.rollout_view import rollout_text
 from tests.support.letters_game import LettersGame
 from tests.support.tiny_run import TinyRun, make_tiny_run
 
+TURNS = {"num_prompts_per_step": 2, "num_generations_per_prompt": 4, "max_rollout_turns": 3}
 # Answers of earlier turns are cut to their first character.
 FORGETFUL = (
     "{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>{{ m['content'][:1] }}<|eos|>"
@@ -26,18 +26,13 @@ FORGETFUL = (
 
 
 def make_game(folder: Path, monkeypatch: pytest.MonkeyPatch, **changes: dict[str, Any]) -> TinyRun:
-    """A run whose environment is the letters game; the puzzle stands for it in the configuration."""
+    """A run of the letters game; an environment of tools stands for it in the configuration."""
     monkeypatch.setattr("rl.controller.setup.build_environments", lambda _: {"reward": LettersGame()})
-    return make_puzzle(folder, **changes)
-
-
-def make_puzzle(folder: Path, **changes: dict[str, Any]) -> TinyRun:
-    """A run of at most three turns with the sliding puzzle."""
     sections: dict[str, dict[str, Any]] = {
-        "grpo": {"max_rollout_turns": 3, "num_generations_per_prompt": 4},
-        "policy": {"max_total_sequence_length": 200},
+        "grpo": TURNS,
+        "policy": {"max_total_sequence_length": 64},
         "data": {"prompt_format": "chat"},
-        "env": {"reward": {"kind": "sliding_puzzle"}},
+        "env": {"reward": {"kind": "tools", "tools": {"calculator": {"kind": "calculator"}}}},
     }
     return make_tiny_run(folder, changes={name: values | changes.get(name, {}) for name, values in sections.items()})
 
@@ -133,15 +128,19 @@ def test_a_template_that_rewrites_history_ends_the_run_otherwise(
 
 
 def test_an_environment_of_several_turns_is_played_to_the_last_one(tmp_path: Path) -> None:
-    run = make_puzzle(tmp_path)
-    rows = [{"prompt": f"board {number}:", "board": [[1, 2], [0, 3]]} for number in range(4)]
-    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    run.run(["grpo.max_num_steps=1", "data.validation=null", "data.train.answer_key=null"])
+    sections: dict[str, dict[str, Any]] = {
+        "grpo": TURNS,
+        "policy": {"max_total_sequence_length": 480},
+        "data": {"train": {"kind": "sliding_puzzle", "rows": 2, "columns": 2, "size": 4}, "validation": None},
+        "env": {"reward": {"kind": "sliding_puzzle"}},
+    }
+    run = make_tiny_run(tmp_path, changes=sections)
+    run.run(["grpo.max_num_steps=1"])
     dump = check_step(run, 1)
     rollout = dump.groups[0].rollouts[0]
     assert (len(rollout.turns), rollout.end) == (3, RolloutEnd.MAX_TURNS)
     text = rollout_text(dump.groups[0].prompt, rollout)
-    assert text.count("[user] environment, ") == 3 and "No move found" in text and "1 2\n    . 3" in text
+    assert text.count("[user] environment, ") == 3 and "No move found" in text
     # A random model makes no move: nothing is learned, and the step says so.
     line = run.metrics()[-1]
     assert line["train/max_turns_reached_rate"] == 1.0 and line["train/grad_norm"] == 0.0

@@ -19,10 +19,10 @@ _SEGMENTS = [
     Segment((2,), 0, 4, -1),
 ]
 _ROW_LENGTH = 16
-# Rounding alone moves float32 log-probabilities by less than this; and a mask that is not honoured lets through far
-# more than this share of what no mask at all lets through.
-_ROUNDING = 1e-4
-_LEAK = 1e-3
+# What rounding may do in float32: so much, and this share of what strangers do when no mask keeps them out, which tells
+# how far the model's log-probabilities are from constant.
+_ROUNDING = 1e-6
+_ROUNDING_SHARE = 1e-4
 
 
 def find_mask_fault(model: CausalModel, max_length: int) -> str | None:
@@ -44,7 +44,7 @@ def find_mask_fault(model: CausalModel, max_length: int) -> str | None:
     except (TypeError, ValueError, RuntimeError, IndexError, AttributeError, AssertionError) as error:
         return f"it does not take a 4-D attention mask with position ids: {first_line(error)}"
     deviation, leak = _distance(shared, alone), _distance(unmasked, alone)
-    if deviation <= max(_ROUNDING, _LEAK * leak):
+    if deviation <= _ROUNDING + _ROUNDING_SHARE * leak:
         return None
     return (
         f"log-probabilities of sequences that share a row differ by {deviation:.1e} from those of each alone "

@@ -1,5 +1,6 @@
 """Policies over the tiny model, and batches that a policy can train on."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ def make_request(model: Path, **changes: Any) -> PolicyRequest:
     return PolicyRequest(**(base | changes))
 
 
-async def make_policy(settings: PolicySettings, request: PolicyRequest) -> WorkerPolicy:
+async def make_policy(
+    settings: PolicySettings, request: PolicyRequest, note: Callable[[str], None] = lambda _: None
+) -> WorkerPolicy:
     """A policy whose workers are threads of this process."""
     cluster = LocalCluster(ClusterConfig(kind="local"), RunResources(tag="test", temp_dir=request.model_path))
-    policy = await start_policy(cluster, settings, request)
+    policy = await start_policy(cluster, settings, request, note)
     assert isinstance(policy, WorkerPolicy)
     return policy
 

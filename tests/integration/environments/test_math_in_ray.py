@@ -8,7 +8,7 @@ import ray
 from rl.core.types import RolloutStatus
 from rl.environments.config import MathEnvConfig
 from rl.environments.math import MathEnvironment
-from tests.support.completions import completion, text_prompt
+from tests.support.completions import completion, episodes, text_prompt
 
 
 class Scorer:
@@ -17,7 +17,7 @@ class Scorer:
             environment = MathEnvironment("math", MathEnvConfig(timeout_s=1.0))
             texts = [r"\boxed{\frac13}", "2", r"\boxed{9^{9^{9^9}}}"]
             results = await environment.step(
-                text_prompt(metadata={"answer": "1/3"}), [completion(text) for text in texts]
+                text_prompt(metadata={"answer": "1/3"}), episodes([completion(text) for text in texts])
             )
             await environment.close()
             return [(result.reward, result.status.value) for result in results]

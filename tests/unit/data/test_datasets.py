@@ -191,3 +191,38 @@ def test_endless_nesting_names_the_line(tmp_path):
     path.write_text('{"prompt": "a", "answer": ' + "[" * 100000 + "]" * 100000 + "}\n")
     with pytest.raises(DataError, match=r"rows.jsonl:1: the JSON is nested too deeply"):
         load_rows(JsonlDataset(kind="jsonl", path=str(path)))
+
+
+@pytest.mark.parametrize(
+    ("task", "kwargs"),
+    [
+        ("basic_arithmetic", {}),
+        ("chain_sum", {"min_terms": 2, "max_terms": 3}),
+        ("gcd", {}),
+        ("base_conversion", {}),
+        ("letter_counting", {}),
+        ("number_sorting", {}),
+        ("word_sorting", {}),
+        ("prime_factorization", {}),
+        ("simple_equations", {}),
+        ("caesar_cipher", {}),
+        ("maze", {}),
+        ("propositional_logic", {}),
+    ],
+)
+def test_a_task_of_any_kind_gives_the_same_rows_each_time(task, kwargs):
+    config = ReasoningGymDataset(kind="reasoning_gym", task=task, size=3, seed=1, kwargs=kwargs)
+    check_dataset(config)
+    rows = load_rows(config)
+    assert [row.row_id for row in rows] == [f"{task}:1:{index}" for index in range(3)]
+    assert [row.messages for row in rows] == [row.messages for row in load_rows(config)]
+    json.dumps([row.metadata for row in rows])
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"), [({"min_terms": 5, "max_terms": 2}, "chain_sum"), ({"min_terms": "many"}, "chain_sum")]
+)
+def test_settings_that_a_task_refuses_are_a_configuration_error(kwargs, words):
+    config = ReasoningGymDataset(kind="reasoning_gym", task="chain_sum", kwargs=kwargs)
+    with pytest.raises(ConfigError, match=words):
+        check_dataset(config)

@@ -1,5 +1,8 @@
+import asyncio
 import math
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import pytest
 
@@ -66,3 +69,44 @@ async def test_a_literal_answer_must_have_ended_by_itself():
     assert [result.reward for result in results] == [1.0, 0.0, 0.0, 0.0]
     assert [result.metrics["properly_ended"] for result in results] == [1.0, 0.0, 1.0, 1.0]
     await environment.close()
+
+
+async def test_fifty_bombs_are_timeouts_and_do_not_shrink_the_pool():
+    environment = MathEnvironment("math", MathEnvConfig(num_workers=2, timeout_s=0.1))
+    prompt = text_prompt(metadata={"answer": "1/3"})
+    results = await environment.step(prompt, episodes([completion(BOMB)] * 50))
+    assert {result.status for result in results} == {RolloutStatus.REWARD_TIMEOUT}
+    after = await environment.step(prompt, episodes([completion(r"\boxed{\frac13}")] * 8))
+    assert [result.reward for result in after] == [1.0] * 8
+    await environment.close()
+
+
+def score_by_itself() -> list[tuple[float, str]]:
+    """Score a right answer, a wrong one and a bomb in an event loop of its own."""
+
+    async def run() -> list[tuple[float, str]]:
+        environment = MathEnvironment("math", MathEnvConfig(timeout_s=1.0))
+        texts = [r"\boxed{\frac13}", "2", BOMB]
+        try:
+            results = await environment.step(
+                text_prompt(metadata={"answer": "1/3"}), episodes([completion(text) for text in texts])
+            )
+        finally:
+            await environment.close()
+        return [(result.reward, result.status.value) for result in results]
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("where", ["main thread", "worker thread", "subprocess"])
+def test_scores_and_deadlines_hold_everywhere(where):
+    if where == "main thread":
+        scored = score_by_itself()
+    elif where == "worker thread":
+        with ThreadPoolExecutor(1) as pool:
+            scored = pool.submit(score_by_itself).result(60)
+    else:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            scored = pool.submit(score_by_itself).result(60)
+    assert scored[:2] == [(1.0, "ok"), (0.0, "ok")]
+    assert math.isnan(scored[2][0]) and scored[2][1] == "reward_timeout"

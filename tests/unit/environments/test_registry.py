@@ -2,7 +2,7 @@ import pytest
 
 from rl.core.errors import ConfigError
 from rl.core.imports import import_object
-from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig
+from rl.environments.config import FunctionEnvConfig, MathEnvConfig, ReasoningGymEnvConfig, ToolsEnvConfig
 from rl.environments.math import MathEnvironment
 from rl.environments.reasoning_gym import ReasoningGymEnvironment
 from rl.environments.registry import build_environments, check_environments
@@ -68,3 +68,18 @@ def test_names_that_a_star_brings_are_accepted(tmp_path, monkeypatch):
     (tmp_path / "starry_rewards.py").write_text("from os.path import *\n")
     monkeypatch.chdir(tmp_path)
     check_environments(function("starry_rewards:join"))
+
+
+def test_functions_of_components_and_tools_are_looked_for_too():
+    known = f"{MODULE}:right_answer"
+    tools = {"calculator": {"kind": "calculator"}, "mine": {"kind": "function", "target": known}}
+    scorer = {"kind": "function", "targets": {"a": known}}
+    check_environments({"tools": ToolsEnvConfig(kind="tools", tools=tools, scorer=scorer)})
+    broken = f"{MODULE}:scor"
+    for environment, key in (
+        (FunctionEnvConfig(kind="function", targets={"a": known, "b": broken}), "env.mine.targets.b"),
+        (ToolsEnvConfig(kind="tools", tools=tools | {"x": {"kind": "function", "target": broken}}), "env.mine.tools.x"),
+        (ToolsEnvConfig(kind="tools", tools=tools, scorer=scorer | {"targets": {"a": broken}}), "env.mine.scorer"),
+    ):
+        with pytest.raises(ConfigError, match=rf"{key}.*defines no 'scor'"):
+            check_environments({"mine": environment})

@@ -85,7 +85,9 @@ def results_table(tasks: Sequence[TaskResult]) -> Table:
     """Return a table with one row per task; a metric that a task lacks is left empty."""
     rare = [name for name in _RARE_COUNTS if any(task.counts[name] for task in tasks)]
     counts = [*_COUNTS, *rare]
-    metrics = list(dict.fromkeys(name for task in tasks for name in task.metrics))
+    # The environments' own numbers stand in results.json; a terminal is not wide enough for all.
+    names = dict.fromkeys(name for task in tasks for name in task.metrics)
+    metrics = [name for name in names if not name.startswith("env/")]
     table = Table(show_edge=False)
     table.add_column("task", style="bold")
     for name in [*counts, *metrics]:

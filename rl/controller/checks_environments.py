@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
-from rl.data.config import DatasetConfig, HfDataset, JsonlDataset, SlidingPuzzleDataset
+from rl.controller.scored_datasets import scored_datasets
+from rl.data.config import HfDataset, JsonlDataset, SlidingPuzzleDataset
 from rl.environments.config import (
     EnvironmentConfig,
     FunctionEnvConfig,
@@ -37,8 +38,8 @@ def moves_fit_the_turns(config: MasterConfig) -> Iterator[Conflict]:
 
 def puzzles_are_played(config: MasterConfig) -> Iterator[Conflict]:
     """The sliding puzzle's boards and environment go together; a function of the user's may score anything."""
-    key = f"env.{config.data.env_name}.kind"
-    for section, dataset, env in _scored(config):
+    for each in scored_datasets(config):
+        section, dataset, key, env = each.key, each.dataset, f"{each.env_key}.kind", each.env
         is_board, plays = isinstance(dataset, SlidingPuzzleDataset), isinstance(env, SlidingPuzzleEnvConfig)
         if is_board != plays and not isinstance(env, FunctionEnvConfig):
             problem = f"{section}.kind={dataset.kind} with {key}={env.kind}: only sliding_puzzle plays sliding_puzzle"
@@ -48,20 +49,13 @@ def puzzles_are_played(config: MasterConfig) -> Iterator[Conflict]:
 
 def answers_are_there(config: MasterConfig) -> Iterator[Conflict]:
     """Whoever compares with a reference answer needs its column."""
-    for section, dataset, env in _scored(config):
-        scorer, env_key = _scorer(env, f"env.{config.data.env_name}")
+    for each in scored_datasets(config):
+        section, dataset = each.key, each.dataset
+        scorer, env_key = _scorer(each.env, each.env_key)
         if scorer.needs_answer and isinstance(dataset, JsonlDataset | HfDataset) and dataset.answer_key is None:
             key = f"{section}.answer_key"
             problem = f"{key}=null with {env_key}={scorer.kind}: there is no answer to compare with"
             yield Conflict((key, env_key), problem, f"set {key}")
-
-
-def _scored(config: MasterConfig) -> Iterator[tuple[str, DatasetConfig, EnvironmentConfig]]:
-    """Yield each dataset's key, the dataset, and the environment that scores it."""
-    env = config.env.get(config.data.env_name)
-    for section, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
-        if env is not None and dataset is not None:
-            yield section, dataset, env
 
 
 def _scorer(env: EnvironmentConfig, prefix: str) -> tuple[EnvironmentConfig, str]:

@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from difflib import get_close_matches
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
-from rl.data.config import DatasetConfig, ReasoningGymDataset
-from rl.environments.config import EnvironmentConfig, FunctionEnvConfig, ReasoningGymEnvConfig
+from rl.controller.scored_datasets import scored_datasets
+from rl.data.config import ReasoningGymDataset
+from rl.environments.config import FunctionEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
 
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
@@ -124,34 +124,10 @@ def environment_exists(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(("data.env_name", "env"), problem, f"add env.{name}.kind, or change data.env_name")
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """A dataset by its key, and the environment that scores it by its name."""
-
-    key: str
-    dataset: DatasetConfig
-    env_key: str
-    env: EnvironmentConfig
-
-
-def _scored(config: MasterConfig) -> Iterator[_Scored]:
-    """Yield every dataset whose environment exists."""
-    pairs: list[tuple[str, DatasetConfig | None, str]] = [
-        ("data.train", config.data.train, config.data.env_name),
-        ("data.validation", config.data.validation, config.data.env_name),
-    ]
-    for name, task in config.eval.tasks.items():
-        pairs.append((f"eval.tasks.{name}.dataset", task.dataset, task.env_name or config.data.env_name))
-    for key, dataset, env_name in pairs:
-        env = config.env.get(env_name)
-        if env is not None and dataset is not None:
-            yield _Scored(key, dataset, f"env.{env_name}.kind", env)
-
-
 def reasoning_gym_scores_its_own(config: MasterConfig) -> Iterator[Conflict]:
     """reasoning-gym's prompts and scorer go together; a function of the user's may score anything."""
-    for each in _scored(config):
-        key, dataset, env_key, env = each.key, each.dataset, each.env_key, each.env
+    for each in scored_datasets(config):
+        key, dataset, env_key, env = each.key, each.dataset, f"{each.env_key}.kind", each.env
         is_task, is_scorer = isinstance(dataset, ReasoningGymDataset), isinstance(env, ReasoningGymEnvConfig)
         if is_task != is_scorer and not isinstance(env, FunctionEnvConfig):
             problem = f"{key}.kind={dataset.kind} with {env_key}={env.kind}: reasoning_gym scores its own prompts only"

@@ -135,9 +135,16 @@ def _task_result(name: str, results: Sequence[PromptResult], rows: Sequence[Rows
             if k > 1:
                 metrics[f"cons@{k}"] = _mean([consensus_at_k(v, k) for v in votes])
     if rollouts:
-        metrics["avg_length"] = _mean([_num_tokens(rollout) for rollout in rollouts])
+        metrics["avg_length"] = _mean([rollout.num_sampled_tokens for rollout in rollouts])
         metrics["truncation_rate"] = counts["truncated"] / len(rollouts)
+        metrics |= _environment_means(rollouts)
     return TaskResult(name, counts, metrics)
+
+
+def _environment_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the means of the environments' own numbers, each over the rollouts that have it."""
+    names = sorted({name for rollout in rollouts for name in rollout.metrics})
+    return {f"env/{name}": _mean([r.metrics[name] for r in rollouts if name in r.metrics]) for name in names}
 
 
 def _votes(result: PromptResult, counting: Counting) -> list[Vote]:
@@ -163,7 +170,7 @@ def _judged(rollout: Rollout, counting: Counting) -> dict[str, Any]:
         "status": rollout.status.value,
         "finish_reason": rollout.turns[-1].completion.finish_reason.value,
         "is_truncated": rollout.is_truncated,
-        "num_tokens": _num_tokens(rollout),
+        "num_tokens": rollout.num_sampled_tokens,
         "metrics": {name: value for name, value in rollout.metrics.items() if math.isfinite(value)},
     }
 
@@ -182,10 +189,6 @@ def _last_box(text: str) -> str | None:
 
 def _final_text(rollout: Rollout) -> str:
     return rollout.turns[-1].completion.text
-
-
-def _num_tokens(rollout: Rollout) -> int:
-    return sum(len(turn.completion.tokens) for turn in rollout.turns)
 
 
 def _is_any(left: Rows) -> bool:

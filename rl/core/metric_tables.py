@@ -104,8 +104,6 @@ _OPTIMIZER: tuple[Row, ...] = (
     ("global_valid_seqs", "sequences", STEPS, "Sum of sequence weights: what sequence-level sums are divided by."),
     ("steps_skipped_empty", "optimizer steps", SUM, "Skipped because no token had weight."),
     ("num_skipped_sequences", "sequences", SUM, "Left out of forward and backward because they change nothing."),
-    ("num_computed_positions", "tokens", SUM,
-     "Positions that forward and backward computed, after padding, prefix sharing and skipping."),
     ("steps_skipped_nonfinite", "optimizer steps", SUM, "Skipped because loss or gradient was no number."),
     ("num_computed_positions", "positions", SUM,
      "Token positions that forward and backward went through, shared prefixes once, padding left out."),
@@ -263,6 +261,7 @@ _VALIDATION: tuple[Row, ...] = (
 _EVAL: tuple[Row, ...] = (
     ("avg@*", "reward", "sum over samples / samples asked for", "Mean raw reward of n samples of each prompt."),
     ("pass@*", "1", "mean over prompts", "Unbiased estimate that k samples hold a right one."),
+    ("env/*", "as the environment says", ROLLOUTS, "A number of the environment.", "the environment reports it"),
     ("cons@*", "1", "mean over prompts", "Share of all k-subsets whose most frequent answer is right.", "k > 1"),
     ("avg_length", "tokens", ROLLOUTS, "Sampled tokens.", "where a sample was made"),
     ("truncation_rate", "1", ROLLOUTS, "Share that a length bound cut off.", "where a sample was made"),

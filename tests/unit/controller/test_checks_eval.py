@@ -8,6 +8,7 @@ from rl.controller.load import load_config
 from rl.core.errors import ConfigError
 from tests.support.tiny_run import make_tiny_run
 
+OWN = "env.own={kind: math}"
 TASK = "eval.tasks.sums={dataset: {kind: few_shot_addition}, env_name: nowhere}"
 
 
@@ -23,6 +24,11 @@ TASK = "eval.tasks.sums={dataset: {kind: few_shot_addition}, env_name: nowhere}"
         (["eval.top_p=0.9"], "eval.top_p=0.9 has no effect: eval.temperature=0 is greedy"),
         (["eval.top_k=9"], "eval.top_k=9 has no effect"),
         (["eval.max_new_tokens=32"], "leaves no token for a prompt within policy.max_total_sequence_length=32"),
+        (
+            ["eval.tasks.r={dataset: {kind: reasoning_gym, task: leg_counting}, env_name: own}", OWN],
+            "eval.tasks.r.dataset.kind=reasoning_gym with env.own.kind=math: reasoning_gym scores its own prompts only",
+        ),
+        (["grpo.val_temperature=1", "grpo.val_num_generations=2", "grpo.val_top_k=1"], "repeats one greedy sample"),
         ([TASK], "eval.tasks.sums.env_name=nowhere is not among the environments of env: reward"),
         (["eval.temprature=1"], "did you mean temperature"),
     ],

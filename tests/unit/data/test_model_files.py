@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from rl.core.errors import ConfigError
-from rl.data.model_files import check_model_files, context_length
+from rl.data.model_files import check_model_files, context_length, weights_digest
 from rl.data.model_source import check_model
 
 
@@ -59,3 +59,16 @@ def test_a_broken_configuration_is_named(folder: Path, text: str) -> None:
 def test_the_context_is_told_where_it_is_plain(folder: Path, values: dict[str, object], length: int | None) -> None:
     (folder / "config.json").write_text(json.dumps(values))
     assert context_length(folder) == length
+
+
+def test_the_digest_of_the_weights_follows_their_content_and_names(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").write_bytes(b"abc")
+    first = weights_digest(tmp_path)
+    (tmp_path / "README.md").write_text("any")
+    assert weights_digest(tmp_path) == first
+    (tmp_path / "model.safetensors").write_bytes(b"abd")
+    assert weights_digest(tmp_path) != first
+    (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
+    (tmp_path / "other.safetensors").write_bytes(b"abc")
+    assert weights_digest(tmp_path) != first

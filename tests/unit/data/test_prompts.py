@@ -86,6 +86,7 @@ def test_overlong_prompts_are_skipped_and_counted():
     held_out = prompts.held_out(None)
     assert [prompt.prompt_id for prompt in held_out.prompts] == ["r0", "r1", "r2"]
     assert held_out.skipped == Skipped(overlong=1)
+    assert list(prompts.overlong_rows.values()) == [20]
 
 
 def test_a_prompt_of_exactly_the_limit_fits():

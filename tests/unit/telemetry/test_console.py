@@ -50,6 +50,14 @@ def test_a_step_is_one_plain_line_when_output_is_no_terminal(make):
     )
 
 
+def test_other_things_than_steps_can_be_counted(tmp_path):
+    out = Terminal()
+    console = Console("rich", 1, tmp_path / "run.log", FakeClock(), out, unit="prompts")
+    console.counted(3, 12)
+    console.close()
+    assert "prompts 3/12" in out.getvalue()
+
+
 def test_numbers_that_are_absent_are_left_out_and_unscored_samples_are_told(make):
     console, out = make()
     console.step_line(20, {"train/reward": 1.0, "train/num_invalid_rollouts": 3.0})

@@ -6,6 +6,7 @@ import pytest
 
 from rl.controller.load import load_config
 from rl.core.errors import ConfigError
+from rl.core.fingerprint import semantic_fingerprint
 from tests.support.tiny_run import make_tiny_run
 
 OWN = "env.own={kind: math}"
@@ -44,3 +45,10 @@ def test_settings_that_go_together_pass(tmp_path: Path) -> None:
     overrides = ["eval.num_generations=8", "eval.k=[1,4,8]", "eval.temperature=0.7", "eval.top_p=0.9", "eval.top_k=20"]
     config, _ = load_config(make_tiny_run(tmp_path).config, [*overrides, "eval.max_new_tokens=9"])
     assert (config.eval.k, config.eval.max_new_tokens) == ([1, 4, 8], 9)
+
+
+def test_how_a_run_is_evaluated_is_no_part_of_its_identity(tmp_path: Path) -> None:
+    path = make_tiny_run(tmp_path).config
+    task = "eval.tasks.sums={dataset: {kind: few_shot_addition}}"
+    other, _ = load_config(path, ["eval.max_samples=3", "eval.correct_reward=0.5", task])
+    assert semantic_fingerprint(other) == semantic_fingerprint(load_config(path, [])[0])

@@ -1,6 +1,6 @@
 """Tests of rl.controller.validation."""
 
-from rl.controller.validation import Validator
+from rl.controller.validation import Validator, validation_metrics
 from rl.core.errors import DataError
 from rl.core.types import RolloutStatus
 from rl.data.prompts import HeldOut, Skipped
@@ -12,6 +12,7 @@ from rl.rollout.runner import GroupRunner, RunnerLimits
 from rl.rollout.unscored import Unscored
 from tests.support.clock import FakeClock
 from tests.support.fakes import EchoEnvironment, FakeGenerator, make_prompt, plain_conversations
+from tests.support.rollouts import make_completion, make_group, make_rollout
 
 GREEDY = SamplingParams(0.0, 1.0, None, 8, (2,), (), 0)
 
@@ -64,3 +65,17 @@ async def test_failed_samples_are_counted_and_not_left_out_of_the_mean() -> None
     assert report.metrics["accuracy"] == 0.25
     assert report.metrics["num_failed"] == 3.0
     assert report.metrics["num_dropped_prompts"] == 1.0
+
+
+def test_a_sample_that_no_engine_could_make_counts_as_asked_for_and_as_failed() -> None:
+    group = make_group(0, [make_rollout([((1,), make_completion([2, 3, 4]))], reward=0.5)])
+    metrics = validation_metrics([group], asked=4, num_generations=2)
+    assert (metrics["accuracy"], metrics["num_samples"], metrics["num_failed"]) == (0.125, 4.0, 3.0)
+    assert (metrics["pass_at_k"], metrics["avg_length"], metrics["truncation_rate"]) == (0.5, 3.0, 0.0)
+
+
+def test_the_accuracy_is_the_mean_raw_reward_whatever_its_range() -> None:
+    rollouts = [make_rollout([((1,), make_completion([2]))], reward=reward) for reward in (-1.0, 3.0)]
+    metrics = validation_metrics([make_group(0, rollouts)], asked=2, num_generations=1)
+    assert metrics["accuracy"] == 1.0
+    assert "pass_at_k" not in metrics

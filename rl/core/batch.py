@@ -6,8 +6,8 @@ Padding, devices and micro-batch arithmetic are the trainer's business.
 
     batch = TrainBatch.from_groups(groups)
     batch = batch.with_columns(advantages=advantages)
-    for chunk in batch.split(sequences_per_optimizer_step):
-        shards = chunk.shard(data_parallel_width)
+    counts = batch.count()
+    parts = [part.with_counts(counts) for part in batch.split(8)]
 """
 
 import math
@@ -241,7 +241,7 @@ class TrainBatch:
         """Cut into exactly `n` consecutive pieces whose sizes differ by one at most; a piece may be empty."""
         if n < 1:
             raise ValueError(f"cannot cut a batch into {n} shards")
-        bounds = [self.num_sequences * rank // n for rank in range(n + 1)]
+        bounds = [-(-self.num_sequences * rank // n) for rank in range(n + 1)]  # the longer pieces first
         return [self._range(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
 
     def _range(self, start: int, end: int) -> "TrainBatch":

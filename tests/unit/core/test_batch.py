@@ -119,3 +119,52 @@ def test_select_takes_sequences_in_the_asked_order() -> None:
 def test_the_version_mark_survives_cutting() -> None:
     batch = TrainBatch.from_groups(random_groups(1)).at_version(4)
     assert [part.policy_version for part in batch.shard(2)] == [4, 4]
+
+
+def _numbered(count: int) -> TrainBatch:
+    rollouts = [make_rollout([((1,), make_completion([2] * (1 + number % 3)))]) for number in range(count)]
+    batch = TrainBatch.from_groups([make_group(0, rollouts)])
+    return batch.with_columns(group_ids=torch.arange(count))
+
+
+@pytest.mark.parametrize(
+    ("count", "update", "ranks", "expected"),
+    [
+        (8, 8, 2, [[0, 1, 2, 3], [4, 5, 6, 7]]),
+        (8, 4, 2, [[0, 1, 4, 5], [2, 3, 6, 7]]),
+        (5, 5, 2, [[0, 1, 2], [3, 4]]),
+        (5, 5, 4, [[0, 1], [2], [3], [4]]),
+        (2, 2, 4, [[0], [], [1], []]),
+    ],
+)
+def test_updates_are_consecutive_and_each_is_cut_evenly(
+    count: int, update: int, ranks: int, expected: list[list[int]]
+) -> None:
+    shards = [chunk.shard(ranks) for chunk in _numbered(count).split(update)]
+    by_rank = [[number for chunk in shards for number in chunk[rank].group_ids.tolist()] for rank in range(ranks)]
+    assert by_rank == expected
+
+
+def test_selecting_by_the_inverse_order_undoes_a_selection() -> None:
+    batch = _numbered(4)
+    order = torch.tensor([1, 2, 3, 0])
+    moved = batch.select(order)
+    assert moved.group_ids.tolist() == [1, 2, 3, 0]
+    back = moved.select(order.argsort())
+    assert torch.equal(back.group_ids, batch.group_ids)
+    assert torch.equal(back.tokens, batch.tokens)
+    assert torch.equal(back.offsets, batch.offsets)
+
+
+def test_positions_of_sequences_are_where_their_tokens_stand() -> None:
+    batch = _numbered(4)
+    assert batch.offsets.tolist() == [0, 2, 5, 9, 11]
+    assert batch.positions_of([2, 0]).tolist() == [5, 6, 7, 8, 0, 1]
+    assert torch.equal(batch.tokens[batch.positions_of([3, 1])], batch.select([3, 1]).tokens)
+
+
+def test_counts_and_their_mark_survive_cutting() -> None:
+    batch = _numbered(4).with_columns(sample_weights=torch.tensor([1.0, 0.5, 0.0, 1.0]))
+    counts = batch.count()
+    assert (counts.tokens, counts.sequences) == (1 + 2 * 0.5 + 1, 2.5)
+    assert [part.counts for part in batch.with_counts(counts).select([3, 1, 0]).split(2)] == [counts, counts]

@@ -22,6 +22,7 @@ _COUNTS = ("prompts", "asked", "scored", "failed", "truncated")
 # Shown in the column of their name only where one is not zero.
 _RARE_COUNTS = ("dropped_prompts", "skipped_prompts", "faulty_prompts")
 _PLAIN_WIDTH = 200
+_SIDE_BY_SIDE = 4
 
 
 class _Report(Protocol):
@@ -82,17 +83,24 @@ def eval_command(
 
 
 def results_table(tasks: Sequence[TaskResult]) -> Table:
-    """Return a table with one row per task; a metric that a task lacks is left empty."""
+    """Return a table of all counts and metrics; few tasks stand side by side, many one below the other.
+
+    A metric that a task lacks is left empty. The environments' own numbers stand in results.json alone.
+    """
     rare = [name for name in _RARE_COUNTS if any(task.counts[name] for task in tasks)]
-    counts = [*_COUNTS, *rare]
-    # The environments' own numbers stand in results.json; a terminal is not wide enough for all.
-    names = dict.fromkeys(name for task in tasks for name in task.metrics)
-    metrics = [name for name in names if not name.startswith("env/")]
+    metrics = dict.fromkeys(name for task in tasks for name in task.metrics if not name.startswith("env/"))
+    rows = [[name.replace("_", " "), *(str(task.counts[name]) for task in tasks)] for name in [*_COUNTS, *rare]]
+    rows += [[name.replace("_", " "), *(_shown(task, name) for task in tasks)] for name in metrics]
+    cells = [["task", *(task.name for task in tasks)], *rows]
+    if len(tasks) > _SIDE_BY_SIDE:
+        cells = [list(column) for column in zip(*cells, strict=True)]
     table = Table(show_edge=False)
-    table.add_column("task", style="bold")
-    for name in [*counts, *metrics]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for task in tasks:
-        values = [f"{task.metrics[name]:.4f}" if name in task.metrics else "" for name in metrics]
-        table.add_row(task.name, *(str(task.counts[name]) for name in counts), *values)
+    for index, title in enumerate(cells[0]):
+        table.add_column(title, justify="right" if index else "left", style="" if index else "bold")
+    for row in cells[1:]:
+        table.add_row(*row)
     return table
+
+
+def _shown(task: TaskResult, name: str) -> str:
+    return f"{task.metrics[name]:.4f}" if name in task.metrics else ""

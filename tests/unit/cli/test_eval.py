@@ -36,16 +36,28 @@ def test_bad_input_is_exit_code_2_and_leaves_nothing(tmp_path: Path, arguments: 
     assert os.listdir(tmp_path) == []
 
 
-def test_the_table_has_a_row_for_each_task_and_shows_rare_counts_where_there_are_any() -> None:
-    tasks = [
-        TaskResult("sums", COUNTS | {"skipped_prompts": 0}, {"avg@4": 0.25, "pass@1": 0.25}),
-        TaskResult("all", COUNTS | {"skipped_prompts": 3}, {"avg@4": 0.5}),
-    ]
+TASKS = [
+    TaskResult("sums", COUNTS | {"skipped_prompts": 0}, {"avg@4": 0.25, "pass@1": 0.25, "env/accuracy": 1.0}),
+    TaskResult("all", COUNTS | {"skipped_prompts": 3}, {"avg@4": 0.5}),
+]
+NAMES = ["task", "prompts", "asked", "scored", "failed", "truncated", "skipped prompts", "avg@4", "pass@1"]
+
+
+def table_of(tasks: list[TaskResult]) -> list[list[str]]:
     out = StringIO()
     Console(file=out, width=160).print(results_table(tasks))
-    head, _, *rows = (line.strip() for line in out.getvalue().splitlines())
-    assert [name.strip() for name in head.split("┃")] == [
-        "task", "prompts", "asked", "scored", "failed", "truncated", "skipped prompts", "avg@4", "pass@1",
-    ]  # fmt: skip
-    assert [cell.strip() for cell in rows[0].split("│")] == ["sums", "2", "8", "7", "1", "0", "0", "0.2500", "0.2500"]
-    assert [cell.strip() for cell in rows[1].split("│")][-3:] == ["3", "0.5000", ""]
+    head, _, *rows = out.getvalue().splitlines()
+    return [[cell.strip() for cell in row.replace("┃", "│").split("│")] for row in (head, *rows)]
+
+
+def test_few_tasks_stand_side_by_side_with_rare_counts_where_there_are_any() -> None:
+    table = table_of(TASKS)
+    assert [row[0] for row in table] == NAMES
+    assert [row[1] for row in table] == ["sums", "2", "8", "7", "1", "0", "0", "0.2500", "0.2500"]
+    assert [row[2] for row in table][-3:] == ["3", "0.5000", ""]
+
+
+def test_many_tasks_stand_one_below_the_other() -> None:
+    table = table_of([*TASKS[:1] * 4, TASKS[1]])
+    assert table[0] == NAMES
+    assert [row[0] for row in table[1:]] == ["sums"] * 4 + ["all"]

@@ -129,7 +129,7 @@ def test_every_value_has_a_source(folder: Path) -> None:
             "policy:\n  max_new_tokens: 8\n",
             "x.yaml:3: unknown key policy.max_new_tokens; it belongs to policy.generation",
         ),
-        ("grpo:\n  temperature: 1.0\n", "it belongs to policy.generation: write policy.generation.temperature"),
+        ("grpo:\n  temperature: 1.0\n", "it belongs to policy.generation or eval"),
         (
             "checkpointing:\n  checkpoint_dir: x\n",
             "x.yaml:3: unknown key checkpointing.checkpoint_dir: checkpoints stand in",
@@ -167,7 +167,8 @@ def test_every_value_has_a_source(folder: Path) -> None:
         ("policy:\n  optimizer:\n    kwargs:\n      betas: [0.9]\n", "policy.optimizer.kwargs.betas"),
         (
             "data:\n  train:\n    kind: jsnl\n",
-            "data.train.kind=jsnl: must be one of jsonl, hf, reasoning_gym, few_shot_addition; did you mean jsonl?",
+            "data.train.kind=jsnl: must be one of jsonl, hf, reasoning_gym, few_shot_addition, calculator_products, "
+            "sliding_puzzle; did you mean jsonl?",
         ),
         ("data:\n  validation:\n    part: heldout\n", "x.yaml:3: data.validation.kind is required: one of jsonl, hf"),
         ("policy:\n  generation:\n    backend: sglang\n", "policy.generation.backend=sglang: must be one of vllm, hf"),

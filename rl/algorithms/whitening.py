@@ -6,6 +6,9 @@ Values that do not vote become 0. No vote at all gives zeros, and one vote gives
 import torch
 from torch import Tensor
 
+# Values that lie closer together than this, relative to the largest (at least 1), differ by rounding alone.
+_ROUNDING = 1e-6
+
 
 def whiten_biased(values: Tensor, votes: Tensor) -> Tensor:
     """Return (a - mean) / sqrt(max(var, 1e-8)) with the biased variance (Hu 2025, "REINFORCE++").
@@ -23,7 +26,7 @@ def whiten_biased(values: Tensor, votes: Tensor) -> Tensor:
 
 
 def whiten_unbiased(values: Tensor, votes: Tensor, epsilon: float) -> Tensor:
-    """Return (a - mean) / sqrt(var + epsilon) with the unbiased variance; equal values become 0.
+    """Return (a - mean) / sqrt(var + epsilon) with the unbiased variance; values equal up to rounding become 0.
 
     Args:
         values: [K] float; anything where not voting.
@@ -34,12 +37,16 @@ def whiten_unbiased(values: Tensor, votes: Tensor, epsilon: float) -> Tensor:
         [K] float32.
     """
     centred, count = _centre(values, votes)
-    kept = values[votes]
-    # Equal values: their variance need not round to 0, and would be divided by then.
-    if count < 2 or bool(kept.min() == kept.max()):
+    # A variance of equal values need not round to 0, nor need a sum of terms that cancel: divided by it, rounding would
+    # become a signal.
+    if count < 2 or _are_equal(values[votes]):
         return torch.zeros_like(centred, dtype=torch.float32)
     variance = centred.square().sum() / (count - 1)
     return (centred / (variance + epsilon).sqrt()).to(torch.float32)
+
+
+def _are_equal(values: Tensor) -> bool:
+    return bool(values.max() - values.min() <= _ROUNDING * values.abs().max().clamp(min=1))
 
 
 def _centre(values: Tensor, votes: Tensor) -> tuple[Tensor, int]:

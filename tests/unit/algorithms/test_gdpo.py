@@ -50,6 +50,12 @@ def test_one_rollout_and_equal_rewards_are_centred() -> None:
     assert by_sequence(GDPO({})(equal)["advantages"], equal) == [0, 0]
 
 
+def test_components_that_cancel_leave_nothing_to_whiten() -> None:
+    batch = reward_batch([0, 0], components={"a": [1, 0], "b": [1, 0], "c": [0, 1]})
+    advantages = GDPO({"a": 0.1, "b": 0.2, "c": 0.3})(batch)["advantages"]
+    assert by_sequence(advantages, batch) == [0, 0]
+
+
 def test_fewer_than_two_components_are_an_error_that_names_them() -> None:
     with pytest.raises(ConfigError, match=r"at least 2 reward components, but the environment reports \['a'\]"):
         GDPO({})(reward_batch([1, 0], components={"a": [1, 0]}))

@@ -27,6 +27,13 @@ def test_whitening(values: list[float], votes: list[int], biased: list[float], u
     assert whiten_unbiased(numbers, who, 0.0).tolist() == pytest.approx(unbiased, abs=1e-5)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 1e-8])
+@pytest.mark.parametrize("values", [[0.1 + 0.2 - 0.3, 0.0], [1.0, 1.0 + 1e-7], [1e4, 1e4 + 1e-3]])
+def test_rounding_is_no_signal(values: list[float], epsilon: float) -> None:
+    numbers = torch.tensor(values, dtype=torch.float64)
+    assert whiten_unbiased(numbers, torch.ones(2, dtype=torch.bool), epsilon).tolist() == [0, 0]
+
+
 def test_the_biased_variance_is_bounded_from_below() -> None:
     values = torch.tensor([1e-6, -1e-6], dtype=torch.float64)
     assert whiten_biased(values, torch.ones(2, dtype=torch.bool)).tolist() == pytest.approx([0.01, -0.01])

@@ -24,9 +24,12 @@ def keep_group(group: RolloutGroup) -> bool:
 
 
 def has_varied_rewards(rewards: Iterable[float]) -> bool:
-    """Say whether valid rewards differ: by their extrema, for a variance of equal numbers need not round to 0."""
-    values = list(rewards)
-    return bool(values) and max(values) != min(values)
+    """Say whether valid rewards differ: by their extrema, for a variance of equal numbers need not round to 0.
+
+    In the float32 of a batch: sums of the same turns in another order are the same reward.
+    """
+    values = torch.tensor(list(rewards), dtype=torch.float32)
+    return values.numel() > 0 and bool(values.max() != values.min())
 
 
 def drop_truncated(batch: TrainBatch) -> Staged:

@@ -20,6 +20,8 @@ from tests.support.rollouts import make_completion, make_group, make_rollout
         ([1, 0, 0, 0], True),
         ([0.1, 0.1, 0.1], False),
         ([1 / 3] * 7, False),
+        ([0.1 + 0.2, 0.3], False),
+        ([0.3, 0.30001], True),
         ([0.5], False),
         ([], False),
     ],

@@ -86,17 +86,19 @@ class PolicyGradient:
         return drop_by_logprob_error(batch, self.config.seq_logprob_error_threshold)
 
     def advantages(self, batch: TrainBatch) -> dict[str, Tensor]:
-        """Return the estimator's columns, flagged turns overridden and advantages clipped."""
+        """Return the estimator's columns, flagged turns overridden and advantages clipped.
+
+        The control experiment shuffles what the overrides leave: they would teach something otherwise.
+        """
         columns = self.estimator(batch)
-        advantages = columns["advantages"]
-        if self.config.shuffle_advantages:
-            advantages = shuffle(advantages, batch, self.config.seed)
         advantages = override_turns(
-            advantages,
+            columns["advantages"],
             batch,
             invalid_tool_call=self.config.invalid_tool_call_advantage,
             malformed_thinking=self.config.malformed_thinking_advantage,
         )
+        if self.config.shuffle_advantages:
+            advantages = shuffle(advantages, batch, self.config.seed)
         clipped = clip_advantages(advantages, self.config.advantage_clip_low, self.config.advantage_clip_high)
         return columns | {"advantages": clipped}
 

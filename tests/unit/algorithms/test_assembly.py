@@ -145,6 +145,17 @@ def test_the_shuffled_control_permutes_for_every_estimator(name: str) -> None:
     assert sorted(by_sequence(plain, batch)) == sorted(by_sequence(shuffled, batch))
 
 
+def test_the_shuffled_control_moves_overrides_with_the_rest() -> None:
+    batch = reward_batch([float(index) for index in range(8)], lengths=[1] * 8)
+    flags = torch.where(batch.loss_mask & (batch.sequence_ids < 2), FLAG_BITS[TurnFlag.INVALID_TOOL_CALL], 0)
+    batch = batch.with_columns(turn_flags=flags)
+    settings = {"invalid_tool_call_advantage": -5.0}
+    plain = by_sequence(build(settings).advantages(batch)["advantages"], batch)
+    shuffled = by_sequence(build({**settings, "shuffle_advantages": True}).advantages(batch)["advantages"], batch)
+    assert plain[:2] == [-5, -5] != shuffled[:2]
+    assert sorted(shuffled) == sorted(plain)
+
+
 def test_a_real_layout_goes_through_every_stage() -> None:
     algorithm = build()
     batch, _ = algorithm.shape(TrainBatch.from_groups(random_groups(0)))

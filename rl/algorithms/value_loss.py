@@ -10,6 +10,7 @@ Position t of every column is the value of the state before token t.
     sums = loss(values, batch)
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,7 +30,7 @@ class ValueLoss:
 
     Attributes:
         scale: Factor of the loss.
-        clip: How far a value may move from the one at the start of the step; None = any distance.
+        clip: How far a value may move from the one at the start of the step; None and 0 = any distance.
     """
 
     scale: float = 1.0
@@ -40,7 +41,7 @@ class ValueLoss:
 
         Args:
             values: [T] float with gradient, of the trained critic.
-            batch: With `returns`, and with `values` when `clip` is set.
+            batch: With `returns`, and with `values` when `clip` bounds something.
 
         Raises:
             ValueError: a needed column is missing.
@@ -51,7 +52,7 @@ class ValueLoss:
         taken, returns = values[index], batch.returns[index].to(values.dtype)
         weights = batch.token_weights[index].to(values.dtype)
         losses = plain = (taken - returns).square()
-        if self.clip is not None:
+        if self.clip:
             if batch.values is None:
                 raise ValueError("the clipped value loss needs the column values")
             old = batch.values[index].to(values.dtype)
@@ -76,7 +77,10 @@ class ValueLoss:
 
 
 def explained_variance(means: Mapping[str, float]) -> float:
-    """Return 1 - Var(R - v) / Var(R) from the finished metrics of `ValueLoss`; 1 is a perfect critic."""
+    """Return 1 - Var(R - v) / Var(R) from the finished metrics of `ValueLoss`; 1 is a perfect critic.
+
+    Returns that are all equal have no variance to be explained: NaN.
+    """
     residual = means["residual_sq_mean"] - (means["returns_mean"] - means["values_mean"]) ** 2
     total = means["returns_sq_mean"] - means["returns_mean"] ** 2
-    return 1 - residual / max(total, _LEAST_VARIANCE)
+    return 1 - residual / total if total > _LEAST_VARIANCE else math.nan

@@ -1,5 +1,7 @@
 """The critic's loss equals its hand-computed values, in value and in gradient."""
 
+import math
+
 import pytest
 import torch
 
@@ -48,6 +50,15 @@ def test_without_clipping_it_is_half_the_mean_square() -> None:
 def test_a_perfect_critic_explains_everything() -> None:
     value, _, metrics = _evaluate(ValueLoss(), [1.0, 2.0], _batch([1.0, 2.0]))
     assert (value, explained_variance(metrics)) == (0.0, 1.0)
+
+
+def test_returns_that_are_all_equal_have_nothing_to_explain() -> None:
+    assert math.isnan(explained_variance(_evaluate(ValueLoss(), [0.0, 1.0], _batch([0.5, 0.5]))[2]))
+
+
+def test_a_clip_of_zero_is_no_clip() -> None:
+    batch = _batch([1.0, 2.0], [0.5, 0.5])
+    assert _evaluate(ValueLoss(clip=0.0), [0.9, 1.0], batch) == _evaluate(ValueLoss(), [0.9, 1.0], batch)
 
 
 def test_an_empty_mask_gives_zero_and_no_extrema() -> None:

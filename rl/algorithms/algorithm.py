@@ -41,6 +41,9 @@ class LossSums:
 class LossFunction(Protocol):
     """A picklable loss.
 
+    Batches are on the CPU, and so is what the trainer hands over, wherever the model is: a number per token is small
+    beside the logits, which never leave the model's device.
+
     Args of a call:
         logprobs: [T] float32 with gradient, of the trained policy; meaningful where token_weights > 0.
         entropy: [T] float32, of the policy's distribution at the same places; with gradient when `uses_entropy`.

@@ -118,7 +118,7 @@ class ToolsEnvironment:
         if isinstance(call, CallFault):
             return ToolOutcome(call.words, is_valid=False, is_ok=False)
         if call.name not in self._tools:
-            words = f"there is no tool {call.name!r:.40}; there are {', '.join(self._tools)}"
+            words = f"there is no tool {call.name!r:.40}, only {', '.join(self._tools)}"
             return ToolOutcome(words, is_valid=False, is_ok=False)
         outcome: Outcome = await self._pool.run(use_tool, self._tools[call.name], call.arguments)
         if outcome.kind is OutcomeKind.OK:

@@ -72,7 +72,7 @@ async def test_a_call_is_answered_and_the_final_answer_is_scored(environment):
     [
         ('<tool_call>{"nam": 1</tool_call>', "error: the call is not valid JSON"),
         ('<tool_call>{"nam": 1', "error: the call is not valid JSON"),
-        (call("abacus"), "error: there is no tool 'abacus'; there are calculator, greet"),
+        (call("abacus"), "error: there is no tool 'abacus', only calculator, greet"),
         ('<tool_call>{"name": "calculator", "arguments": "37*48"}</tool_call>', "error: the arguments must be a JSON"),
         (call(expression=37), "error: calculator: argument 'expression' must be text"),
         (call(formula="37*48"), "error: calculator: unknown argument 'formula'"),

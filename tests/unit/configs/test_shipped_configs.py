@@ -18,7 +18,9 @@ FILLED_IN = {"grpo_tiny_cpu": ["policy.model_name=some/folder"]}
 
 def test_the_shipped_files_are_the_documented_ones() -> None:
     names = {file.stem for file in RECIPES}
-    assert names == {"grpo_smollm2_cpu", "grpo_tiny_cpu", "grpo_math", "async_grpo_smollm2_cpu"}
+    families = ("cispo", "dapo", "dr_grpo", "gdpo", "grpo", "gspo", "reinforce_plus_plus", "rloo", "tool", "async_grpo")
+    recipes = {f"{family}_smollm2_cpu" for family in families}
+    assert names == recipes | {"smollm2_cpu", "grpo_tiny_cpu", "grpo_math"}
 
 
 @pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.stem)

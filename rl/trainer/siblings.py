@@ -133,7 +133,14 @@ def _cost(unit: Unit) -> float:
 
 
 def _common_length(left: Sequence[int], right: Sequence[int], start: int) -> int:
-    shorter = min(len(left), len(right))
-    if left[start:shorter] == right[start:shorter]:
-        return shorter
-    return next(place for place in range(start, shorter) if left[place] != right[place])
+    """Return where two sequences part that are alike up to `start`; by halving, because slices compare fast."""
+    low, high = start, min(len(left), len(right))
+    if left[low:high] == right[low:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -77,6 +77,17 @@ async def test_both_ranks_hold_equal_weights_also_when_one_has_no_sequence(tiny_
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+async def test_ranks_with_unequal_numbers_of_micro_batches_finish_together(tiny_model: Path) -> None:
+    settings = make_settings(tiny_model, num_workers=2, train_micro_batch_size=1, share_prefixes="off")
+    policy = await make_policy(settings, make_request(tiny_model))
+    for numbers in ([0, 1, 2, 3, 4], [0, 1, 2], [0]):
+        result = await policy.train(make_batch().select(numbers), PLAIN)
+        assert result.metrics["global_valid_seqs"] == len(numbers)
+        assert (await policy.logprobs(make_batch().select(numbers))).numel() > 0
+    first, second = await weights_of(policy, 0), await weights_of(policy, 1)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
 async def test_streamed_chunks_and_one_step_equal_one_accumulation(tiny_model: Path) -> None:
     streamed = await make_policy(make_settings(tiny_model), make_request(tiny_model))
     other = await make_policy(make_settings(tiny_model), make_request(tiny_model))

@@ -39,7 +39,7 @@ class GAE:
         lambda_value: Decay for the returns that the critic learns.
         lambda_policy: Decay for the advantages.
         length_alpha: VAPO's alpha; above 0 it makes the advantages' decay depend on the response's length.
-        whiten: Whether advantages are whitened over the step's tokens.
+        normalize: Whether advantages are whitened over the step's tokens.
         kl: What each token is charged, or None.
     """
 
@@ -48,7 +48,7 @@ class GAE:
     lambda_value: float | None = None
     lambda_policy: float | None = None
     length_alpha: float = 0.0
-    whiten: bool = True
+    normalize: bool = True
     kl: RewardKl | None = None
 
     @property
@@ -74,7 +74,7 @@ class GAE:
         returns = discounted_sums(errors, torch.full_like(errors, self.gamma * lambda_value), owners) + values
         advantages = discounted_sums(errors, self.gamma * self._policy_lambdas(owners), owners)
         columns = {"advantages": _scatter(advantages, index, votes), "returns": _scatter(returns, index, votes)}
-        if self.whiten:
+        if self.normalize:
             columns["advantages"] = whiten_unbiased(columns["advantages"], votes, _WHITENING_EPSILON)
         return columns
 

@@ -29,9 +29,9 @@ class RewardKl:
     """
 
     beta: float
-    estimator: KlEstimator = "k3"
-    input_clamp: float | None = 20.0
-    output_clamp: float | None = 10.0
+    estimator: KlEstimator
+    input_clamp: float | None
+    output_clamp: float | None
 
     @classmethod
     def from_config(cls, loss: LossConfig) -> "RewardKl | None":

@@ -26,7 +26,7 @@ class RawReward:
         whiten: Whether to whiten over the step's tokens.
     """
 
-    whiten: bool = False
+    whiten: bool
     needs: frozenset[Need] = frozenset()
 
     def __call__(self, batch: TrainBatch) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ class ReinforcePlusPlus:
         kl: What each token is charged, or None.
     """
 
-    minus_baseline: bool = True
+    minus_baseline: bool
     kl: RewardKl | None = None
 
     @property

@@ -64,7 +64,7 @@ def test_needs_follow_the_configuration(
         (
             {"adv_estimator": {"name": "reinforce_plus_plus", "minus_baseline": False}},
             KL_IN_REWARD,
-            ReinforcePlusPlus(False, RewardKl(0.1)),
+            ReinforcePlusPlus(False, RewardKl(0.1, "k3", 20.0, 10.0)),
         ),
         (
             {"adv_estimator": {"name": "gdpo", "reward_weights": {"a": 2.0}}, "use_leave_one_out_baseline": False},

@@ -31,9 +31,9 @@ BY_GROUP: dict[str, Estimator] = {
 ALL: dict[str, Estimator] = {
     **BY_GROUP,
     "reinforce_plus_plus": ReinforcePlusPlus(minus_baseline=True),
-    "reinforce_plus_plus_kl": ReinforcePlusPlus(minus_baseline=False, kl=RewardKl(0.1)),
+    "reinforce_plus_plus_kl": ReinforcePlusPlus(minus_baseline=False, kl=RewardKl(0.1, "k3", 20.0, 10.0)),
     "gdpo": GDPO({"b": 0.5}),
-    "raw_reward": RawReward(),
+    "raw_reward": RawReward(whiten=False),
     "raw_reward_whitened": RawReward(whiten=True),
     "gae": GAE(length_alpha=0.05),
     "opd": OnPolicyDistillation(),

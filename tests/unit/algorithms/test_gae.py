@@ -27,7 +27,7 @@ def run(estimator: GAE, batch: TrainBatch) -> tuple[list[float], list[float]]:
 )
 def test_vectors(gamma: float, lambda_: float, expected: list[float]) -> None:
     batch = reward_batch([1], [3], values=V)
-    advantages, returns = run(GAE(gamma, lambda_, whiten=False), batch)
+    advantages, returns = run(GAE(gamma, lambda_, normalize=False), batch)
     assert advantages == pytest.approx([0, *expected])
     assert returns == pytest.approx([0, *[a + v for a, v in zip(expected, V, strict=True)]])
 
@@ -35,19 +35,19 @@ def test_vectors(gamma: float, lambda_: float, expected: list[float]) -> None:
 @pytest.mark.parametrize("masked_value", [9.0, NAN, -1e9])
 def test_a_gap_is_stepped_over_whatever_the_critic_says_there(masked_value: float) -> None:
     batch = reward_batch([1], masks=[[1, 0, 1, 1]], values=[0.5, masked_value, 0.6, 0.7])
-    advantages, returns = run(GAE(1.0, 0.95, whiten=False), batch)
+    advantages, returns = run(GAE(1.0, 0.95, normalize=False), batch)
     assert advantages == pytest.approx([0, 0.46575, 0, 0.385, 0.3])
     assert returns == pytest.approx([0, 0.96575, 0, 0.985, 1.0])
 
 
 def test_values_after_the_response_do_not_bootstrap_into_it() -> None:
     batch = reward_batch([1], masks=[[1, 1, 0]], values=[0, 0, 100])
-    assert run(GAE(1.0, 0.95, whiten=False), batch)[0] == pytest.approx([0, 0.95, 1.0, 0])
+    assert run(GAE(1.0, 0.95, normalize=False), batch)[0] == pytest.approx([0, 0.95, 1.0, 0])
 
 
 def test_with_both_lambdas_one_the_advantage_is_the_return_minus_the_value() -> None:
     batch = reward_batch([2, -1], [3, 2], values=[*V, 0.1, 0.2])
-    advantages, returns = run(GAE(1.0, 1.0, whiten=False), batch)
+    advantages, returns = run(GAE(1.0, 1.0, normalize=False), batch)
     assert returns == pytest.approx([0, 2, 2, 2, 0, -1, -1])
     assert advantages == pytest.approx([0, 1.5, 1.4, 1.3, 0, -1.1, -1.2])
 
@@ -69,27 +69,27 @@ def test_lambda_grows_with_the_length(length: int, expected: float) -> None:
 
 def test_returns_and_advantages_have_their_own_lambdas() -> None:
     batch = reward_batch([1], [3], values=V)
-    advantages, returns = run(GAE(1.0, 0.5, lambda_value=1.0, lambda_policy=0.95, whiten=False), batch)
+    advantages, returns = run(GAE(1.0, 0.5, lambda_value=1.0, lambda_policy=0.95, normalize=False), batch)
     assert advantages == pytest.approx([0, 0.46575, 0.385, 0.3])
     assert returns == pytest.approx([0, 1, 1, 1])
 
 
 def test_a_short_response_has_lambda_zero_where_it_depends_on_the_length() -> None:
     batch = reward_batch([1, 1], [3, 3], values=[*V, *V])
-    advantages, _ = run(GAE(1.0, 0.95, lambda_policy=0.9, length_alpha=0.05, whiten=False), batch)
+    advantages, _ = run(GAE(1.0, 0.95, lambda_policy=0.9, length_alpha=0.05, normalize=False), batch)
     assert advantages[1:4] == pytest.approx([0.1, 0.1, 0.3])
 
 
 def test_the_kl_is_charged_where_it_arises() -> None:
     batch = reward_batch([1], [2], values=[0, 0], prev_logprobs=[-1, -1], reference_logprobs=[-2, -1])
-    estimator = GAE(1.0, 1.0, whiten=False, kl=RewardKl(0.1, "k2"))
+    estimator = GAE(1.0, 1.0, normalize=False, kl=RewardKl(0.1, "k2", 20.0, 10.0))
     assert run(estimator, batch)[0] == pytest.approx([0, 0.95, 1.0])
     assert estimator.needs == {Need.VALUES, Need.PREV, Need.REFERENCE}
 
 
 def test_each_sequence_of_a_forked_rollout_is_paid() -> None:
     batch = reward_batch([1, 1], [2, 2], rollouts=[0, 0], values=[0, 0, 0, 0])
-    assert run(GAE(1.0, 1.0, whiten=False), batch)[1] == pytest.approx([0, 1, 1, 0, 1, 1])
+    assert run(GAE(1.0, 1.0, normalize=False), batch)[1] == pytest.approx([0, 1, 1, 0, 1, 1])
 
 
 def test_sixteen_thousand_tokens_equal_the_plain_loop() -> None:

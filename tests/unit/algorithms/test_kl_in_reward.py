@@ -9,7 +9,7 @@ from tests.support.reward_batches import reward_batch
 
 def test_each_sampled_token_is_charged_beta_times_the_clamped_estimate() -> None:
     batch = reward_batch([1], masks=[[1, 0, 1]], prev_logprobs=[-1, 0, -30], reference_logprobs=[-0.5, 9, -1])
-    charges = RewardKl(0.1)(batch)
+    charges = RewardKl(0.1, "k3", 20.0, 10.0)(batch)
     assert charges.tolist() == pytest.approx([0, 0.01487212707, 0, 1.0])
 
 
@@ -21,4 +21,4 @@ def test_the_sections_settings_are_taken_over_and_off_is_none() -> None:
 
 def test_a_missing_column_is_named() -> None:
     with pytest.raises(ValueError, match="prev_logprobs and reference_logprobs"):
-        RewardKl(0.1)(reward_batch([1]))
+        RewardKl(0.1, "k3", 20.0, 10.0)(reward_batch([1]))

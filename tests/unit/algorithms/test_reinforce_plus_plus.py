@@ -41,14 +41,14 @@ def test_only_the_baseline_sees_groups() -> None:
 def test_the_kl_of_each_token_is_charged_before_whitening() -> None:
     # k2 estimates .5 and 0: a = [.5 - .05, -.5].
     batch = reward_batch([1, 0], [1, 1], prev_logprobs=[-1, -1], reference_logprobs=[-2, -1])
-    estimator = ReinforcePlusPlus(True, RewardKl(0.1, "k2"))
+    estimator = ReinforcePlusPlus(True, RewardKl(0.1, "k2", 20.0, 10.0))
     assert estimator.needs == {Need.PREV, Need.REFERENCE}
     assert by_sequence(estimator(batch)["advantages"], batch) == pytest.approx([1, -1], abs=1e-5)
 
 
 def test_tokens_of_one_response_differ_by_their_kl() -> None:
     batch = reward_batch([1, 0], [2, 2], prev_logprobs=[-1, -1, -1, -1], reference_logprobs=[-1, -2, -1, -1])
-    advantages = ReinforcePlusPlus(True, RewardKl(0.2, "k2"))(batch)["advantages"][batch.loss_mask]
+    advantages = ReinforcePlusPlus(True, RewardKl(0.2, "k2", 20.0, 10.0))(batch)["advantages"][batch.loss_mask]
     raw = [0.5, 0.4, -0.5, -0.5]
     mean = sum(raw) / 4
     std = math.sqrt(sum((value - mean) ** 2 for value in raw) / 4)
@@ -56,4 +56,4 @@ def test_tokens_of_one_response_differ_by_their_kl() -> None:
 
 
 def test_without_kl_nothing_is_needed() -> None:
-    assert ReinforcePlusPlus().needs == frozenset()
+    assert ReinforcePlusPlus(minus_baseline=True).needs == frozenset()

@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import ConfigError, FatalError
+from rl.telemetry.rollout_log import read_rollouts
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"
@@ -72,6 +73,25 @@ def test_a_lookahead_of_one_gives_a_staleness_of_one_and_overlaps(tmp_path: Path
     assert [line["train/staleness_max"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
     assert [line["train/staleness_mean"] for line in lines] == [0.0, 1.0, 1.0, 1.0]
     assert sum(line["performance/overlap_s"] for line in lines) > 0.0
+
+
+def test_running_ahead_of_weights_that_stand_still_is_the_synchronous_run(tmp_path: Path) -> None:
+    run = make_tiny_run(tmp_path)
+    still = ["policy.optimizer.kwargs.lr=0", "loss_fn.use_importance_sampling_correction=true"]
+    for lookahead in (0, 1):
+        ahead = f"async_rl.sampler.max_lookahead_versions={lookahead}"
+        run.run([*still, ahead, "checkpointing.enabled=false"], resume="never")
+    names = ("reward", "loss", "grad_norm", "advantages/max", "probs_ratio", "sampling_importance_ratio")
+    steps = [[[line[f"train/{name}"] for name in names] for line in run.metrics(f"exp_00{i}")] for i in (1, 2)]
+    assert steps[0] == [pytest.approx(step, rel=1e-5, abs=1e-6) for step in steps[1]]
+    files = [[run.log_dir / f"exp_00{i}" / "rollouts" / f"step_{step}.jsonl" for step in (1, 2, 3)] for i in (1, 2)]
+    tokens = [[_trained_tokens(file) for file in each] for each in files]
+    assert tokens[0] == tokens[1]
+    assert run.metrics("exp_002")[-1]["train/staleness_max"] == 1.0
+
+
+def _trained_tokens(file: Path) -> list[tuple[int, ...]]:
+    return [turn.completion.tokens for group in read_rollouts(file).groups for r in group.rollouts for turn in r.turns]
 
 
 def test_the_same_seed_gives_the_same_run_and_another_one_another(tmp_path: Path) -> None:

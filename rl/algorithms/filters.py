@@ -23,6 +23,16 @@ def keep_group(group: RolloutGroup) -> bool:
     return has_varied_rewards(rollout.reward for rollout in group.rollouts if rollout.is_valid)
 
 
+def keep_group_by_component(group: RolloutGroup) -> bool:
+    """As `keep_group`, for an estimator that looks at each reward component by itself: one that differs can teach.
+
+    Siblings of equal sums may differ in what the sums are made of.
+    """
+    parts = [rollout.reward_components for rollout in group.rollouts if rollout.is_valid]
+    names = {name for components in parts for name in components}
+    return any(has_varied_rewards(part[name] for part in parts if name in part) for name in names)
+
+
 def has_varied_rewards(rewards: Iterable[float]) -> bool:
     """Say whether valid rewards differ: by their extrema, for a variance of equal numbers need not round to 0.
 

@@ -12,7 +12,8 @@ from typing import cast
 
 from rl.algorithms.algorithm import Algorithm, Need
 from rl.algorithms.assembly import build_algorithm as assemble
-from rl.algorithms.filters import keep_group
+from rl.algorithms.config import GDPOConfig
+from rl.algorithms.filters import keep_group, keep_group_by_component
 from rl.cluster.threads import ThreadPlan, thread_plan
 from rl.cluster.virtual_cluster import build_cluster
 from rl.cluster.worker_group import Cluster
@@ -281,7 +282,7 @@ def build_refill(config: MasterConfig) -> Refill | None:
     if not grpo.use_dynamic_sampling:
         return None
     return Refill(
-        keep_group,
+        keep_group_by_component if isinstance(grpo.adv_estimator, GDPOConfig) else keep_group,
         batch_size=started_groups(grpo.num_prompts_per_step, grpo.batch_multiplier),
         max_batches=grpo.dynamic_sampling_max_gen_batches,
         window=config.async_rl.sampler.max_lookahead_versions + 1,

@@ -1,10 +1,17 @@
 """Filters take weight, never votes: dynamic sampling, the overlong filter, the log-probability filter."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from rl.algorithms.filters import drop_by_logprob_error, drop_truncated, has_varied_rewards, keep_group
+from rl.algorithms.filters import (
+    drop_by_logprob_error,
+    drop_truncated,
+    has_varied_rewards,
+    keep_group,
+    keep_group_by_component,
+)
 from rl.algorithms.grpo import GRPO
 from rl.core.types import RolloutStatus
 from tests.support.reward_batches import NAN, by_sequence, reward_batch
@@ -37,6 +44,25 @@ def test_failed_rollouts_have_no_say_in_whether_a_group_is_kept(failed_reward: f
     group = make_group(0, [make_rollout([turn], 1.0), make_rollout([turn], 1.0), failed])
     assert keep_group(group) is kept
     assert keep_group(make_group(0, [*group.rollouts, make_rollout([turn], 0.0)]))
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ([{"a": 1.0, "b": 0.0}, {"a": 0.0, "b": 1.0}], True),
+        ([{"a": 1.0, "b": 0.0}, {"a": 1.0, "b": 0.0}], False),
+        ([{"a": 1.0}, {"a": 1.0, "b": 0.0}], False),
+        ([{}, {}], False),
+    ],
+)
+def test_equal_sums_of_unlike_components_are_kept_where_components_count(
+    parts: list[dict[str, float]], kept: bool
+) -> None:
+    turn = ([1, 2], make_completion([3]))
+    rollouts = [replace(make_rollout([turn], 1.0), reward_components=components) for components in parts]
+    failed = replace(make_rollout([turn], NAN), reward_components={"a": 7.0})
+    assert keep_group_by_component(make_group(0, [*rollouts, failed])) is kept
+    assert keep_group(make_group(0, rollouts)) is False
 
 
 def test_truncated_responses_lose_their_weight_and_keep_their_vote() -> None:

@@ -1,6 +1,7 @@
 """Tests of rl.controller.setup and rl.controller.rollout_factory: what is derived from the configuration."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -85,6 +86,18 @@ async def test_dynamic_sampling_starts_the_surplus_and_lets_equal_rewards_go(tmp
         rewards = (0.0, float(ticket.seq))
         await buffer.put(ticket, make_group(ticket.seq, [make_rollout(turns, reward) for reward in rewards]))
     assert (buffer.count(GroupState.FILTERED), buffer.count(GroupState.READY)) == (1, 1)
+
+
+async def test_dynamic_sampling_looks_at_components_where_the_estimator_does(tmp_path: Path) -> None:
+    targets = "{a: tests.support.tiny_rewards:share_of_letters, b: tests.support.tiny_rewards:returns_none}"
+    gdpo = ("grpo.adv_estimator={name: gdpo}", f"env.reward={{_override_: true, kind: function, targets: {targets}}}")
+    turns = [((1, 2), make_completion([5]))]
+    unlike = [replace(make_rollout(turns, 1.0), reward_components=parts) for parts in ({"a": 1.0}, {"a": 0.0})]
+    for overrides, state in ((gdpo, GroupState.READY), ((), GroupState.FILTERED)):
+        buffer = build_buffer(load(tmp_path, "grpo.use_dynamic_sampling=true", *overrides))
+        ticket = await buffer.reserve()
+        await buffer.put(ticket, make_group(ticket.seq, unlike))
+        assert buffer.count(state) == 1
 
 
 def test_faulty_data_is_seen_before_anything_starts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from rl.algorithms.advantages import by_rollout, voting_tokens
-from rl.algorithms.filters import has_varied_rewards
+from rl.algorithms.filters import keep_group
 from rl.core.batch import TrainBatch
 from rl.core.types import PolicyVersion, RolloutGroup
 
@@ -23,7 +23,9 @@ def reward_metrics(groups: Sequence[RolloutGroup], batch: TrainBatch) -> dict[st
     """
     trained = by_rollout(batch)
     rewards, valid = trained.rewards.to(torch.float64), trained.valid
-    varied = torch.tensor([_is_varied(group) for group in groups for _ in group.rollouts])
+    varied = torch.tensor(
+        [is_varied for group in groups for is_varied in [keep_group(group)] * len(group.rollouts)], dtype=torch.bool
+    )
     metrics = {"num_valid_rollouts": float(valid.sum()), "num_invalid_rollouts": float((~valid).sum())}
     metrics |= _mean("reward", rewards[valid]) | _mean("filtered_reward", rewards[valid & varied])
     return metrics | _raw_metrics(groups) | _component_means(groups)
@@ -80,10 +82,6 @@ def _component_means(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 def _raw_rewards(group: RolloutGroup) -> list[float]:
     return [rollout.reward for rollout in group.rollouts if rollout.is_valid]
-
-
-def _is_varied(group: RolloutGroup) -> bool:
-    return has_varied_rewards(_raw_rewards(group))
 
 
 def _mean(name: str, values: torch.Tensor) -> dict[str, float]:

@@ -25,7 +25,10 @@ class Need(enum.Enum):
 
 @dataclass(frozen=True)
 class LossSums:
-    """What a loss says about one micro-batch: sums, which are divided once by global counts.
+    """What a loss says about one micro-batch: sums, which are divided once by counts over all micro-batches and ranks.
+
+    The loss is divided by the count of the whole optimizer step, to which sequences that were left out add 0; metrics
+    by the counts of what was computed, so that a mean of what the policy did does not shrink with them.
 
     Attributes:
         loss: Scalar tensor with gradient; the sum over tokens, or over sequences of their token means.

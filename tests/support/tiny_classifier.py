@@ -16,6 +16,8 @@ def make_classifier(
     pad: int | None = PAD_ID,
     labels: int = 1,
     template: bool = True,
+    *,
+    seed: int = 3,
 ) -> Path:
     """Write the model into `folder` and return it; it reads 64 tokens.
 
@@ -25,6 +27,7 @@ def make_classifier(
         pad: Its padding token; None when it knows none.
         labels: Numbers that it gives.
         template: Whether its tokenizer has a chat template.
+        seed: Of the weights.
     """
     config = LlamaConfig(
         vocab_size=VOCAB_SIZE,
@@ -40,7 +43,7 @@ def make_classifier(
         num_labels=labels,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
+        torch.manual_seed(seed)
         model = kind(config)
         if kind is LlamaForSequenceClassification:
             torch.nn.init.normal_(model.score.weight, std=2.0)

@@ -49,3 +49,11 @@ def too_easy_every_second(prompts: list[str], completions: list[str], **_: Any) 
 def always_right(prompts: list[str], completions: list[str], **_: Any) -> list[float]:
     """1 for every completion."""
     return [1.0 for _ in completions]
+
+
+def letters_and_length(prompts: list[str], completions: list[str], **_: Any) -> list[dict[str, float]]:
+    """Two components: the share of letters, and whether the answer is short."""
+    letters = share_of_letters(prompts, completions)
+    return [
+        {"letters": share, "length": float(len(text) < 4)} for share, text in zip(letters, completions, strict=True)
+    ]

@@ -27,9 +27,7 @@ class Unscorable(Exception):
 class SingleTurnEnvironment(ABC):
     """Scores each completion by itself in processes of its own."""
 
-    def __init__(
-        self, name: str, config: ScorerPoolConfig, prepare: Callable[[], None], *, think_tags: bool = False
-    ) -> None:
+    def __init__(self, name: str, config: ScorerPoolConfig, prepare: Callable[[], None], *, think_tags: bool) -> None:
         """Start the scoring processes in the background; each calls `prepare` first.
 
         Args:

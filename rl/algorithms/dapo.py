@@ -12,7 +12,6 @@ The other three are parts of their own: clip-higher (`rl.algorithms.ppo`), dynam
 In YAML:
     grpo:
       use_dynamic_sampling: true
-      batch_multiplier: 1.5
       reward_shaping:
         {enabled: true, max_response_length: 512, overlong_buffer_length: 128, overlong_buffer_penalty: 1.0}
     loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, token_level_loss: true, reference_policy_kl_penalty: 0}

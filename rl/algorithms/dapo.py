@@ -15,7 +15,7 @@ In YAML:
       reward_shaping:
         {enabled: true, max_response_length: 512, overlong_buffer_length: 128, overlong_buffer_penalty: 1.0}
     loss_fn: {ratio_clip_min: 0.2, ratio_clip_max: 0.28, token_level_loss: true, reference_policy_kl_penalty: 0}
-    policy: {train_global_batch_size: 32}     # several optimizer steps per RL step: in the first one no ratio differs from 1
+    policy: {train_global_batch_size: 32}    # several optimizer steps per RL step: in the first one every ratio is 1
 """
 
 from dataclasses import dataclass

@@ -220,6 +220,12 @@ class ToolsEnvConfig(ScorerPoolConfig):
         return self.scorer.component_names
 
     @model_validator(mode="after")
+    def _calls_begin_and_end(self) -> Self:
+        if self.call_open == self.call_close:
+            raise ValueError(f"call_open and call_close are both {self.call_open!r}; a call needs two different tags")
+        return self
+
+    @model_validator(mode="after")
     def _programs_end_before_their_call(self) -> Self:
         for name, tool in self.tools.items():
             if isinstance(tool, PythonToolConfig) and tool.limits.wall_s >= self.timeout_s:

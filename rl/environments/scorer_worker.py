@@ -21,6 +21,9 @@ BOOTSTRAP = (
     "from rl.environments.scorer_worker import worker_main; worker_main(int(sys.argv[2]), int(sys.argv[3]))"
 )
 
+# Most characters of a foreign error; they go to the log, once for each sample.
+_MAX_WORDS = 2000
+
 
 @dataclass(frozen=True)
 class Setup:
@@ -58,14 +61,22 @@ def worker_main(tasks_descriptor: int, lifeline_descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's business; it ends us in its own order
     die_with(lifeline_descriptor)
     tasks = Connection(tasks_descriptor)
+    own_pid = os.getpid()
     reply = _run(_set_up, (tasks.recv_bytes(),))
-    tasks.send_bytes(reply.pickled())
+    _send(tasks, reply, own_pid)
     while reply.ok:
         try:
             pickled = tasks.recv_bytes()
         except EOFError:
             return
-        tasks.send_bytes(_run(_call, (pickled,)).pickled())
+        _send(tasks, _run(_call, (pickled,)), own_pid)
+
+
+def _send(tasks: Connection, reply: Reply, own_pid: int) -> None:
+    """Answer the driver, unless this is a fork that foreign code made and forgot: its answer would be the next task's."""
+    if os.getpid() != own_pid:
+        os._exit(0)
+    tasks.send_bytes(reply.pickled())
 
 
 def die_with(descriptor: int) -> None:
@@ -101,7 +112,8 @@ def _run(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Reply:
 
 
 def _describe(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {_words_of(error)}"
+    words = _words_of(error)
+    text = f"{type(error).__name__}: {words[:_MAX_WORDS]}{' ... (cut)' if len(words) > _MAX_WORDS else ''}"
     frames = traceback.extract_tb(error.__traceback__)
     if not frames:
         return text

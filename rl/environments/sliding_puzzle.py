@@ -9,7 +9,6 @@ completion without a legal move is answered with what is wrong, and the board st
 solved, else 0; a rollout of `max_moves` completions that has not solved it ends. The board travels with the episode.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +23,7 @@ GAP = 0
 Board = tuple[tuple[int, ...], ...]
 # Where the tile that moves stands, seen from the gap: (row, column).
 _TILE_FROM_GAP = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
-_ACTION = re.compile(r"<action>\s*(.*?)\s*(?:</action>|<action>|$)", re.DOTALL)
-_OPENING = "<action>"
+_OPENING, _CLOSING = "<action>", "</action>"
 
 
 @dataclass(frozen=True)
@@ -78,9 +76,8 @@ class SlidingPuzzleEnvironment:
 
 def find_action(text: str) -> str | None:
     """Return the move of the last <action>; None when there is none, or it is no direction."""
-    start = text.rfind(_OPENING)
-    found = _ACTION.match(text, start) if start >= 0 else None
-    action = found.group(1).lower() if found else ""
+    _, opened, rest = text.rpartition(_OPENING)
+    action = rest.partition(_CLOSING)[0].strip().lower() if opened else ""
     return action if action in _TILE_FROM_GAP else None
 
 

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Levels of objects and lists in the arguments; what Python reads in JSON can be too deep to be passed on.
+MAX_DEPTH = 32
+
 
 @dataclass(frozen=True)
 class ToolCall:
@@ -65,7 +68,22 @@ def parse_call(text: str) -> ToolCall | CallFault:
         return CallFault("the call has no name" if name is None else f"the name must be text, not {_kind(name)}")
     if not isinstance(arguments, dict):
         return CallFault(f"the arguments must be a JSON object, not {_kind(arguments)}")
+    if _is_deeper(arguments, MAX_DEPTH):
+        return CallFault(f"the arguments are nested more than {MAX_DEPTH} levels deep")
     return ToolCall(name, arguments)
+
+
+def _is_deeper(value: object, levels: int) -> bool:
+    """Whether a value has more levels of objects and lists; looked at level by level, as a deep one ends recursions."""
+    outer = [value]
+    for _ in range(levels):
+        inner = [part for each in outer for part in (each.values() if isinstance(each, dict) else _items(each))]
+        outer = [part for part in inner if isinstance(part, dict | list)]
+    return bool(outer)
+
+
+def _items(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _tags(opening: str, closing: str) -> re.Pattern[str]:

@@ -66,16 +66,22 @@ def prepare_tools(targets: tuple[str, ...], preparations: tuple[str, ...]) -> No
         load_function(preparation)()
 
 
-def use_tool(tool: Tool, arguments: Mapping[str, Any]) -> ToolOutcome:
-    """Call a tool; whatever it raises is an outcome in words."""
+def use_tool(tool: Tool, arguments: Mapping[str, Any], max_chars: int) -> ToolOutcome:
+    """Call a tool; whatever it raises is an outcome in words.
+
+    Args:
+        tool: What to call.
+        arguments: Those of the call.
+        max_chars: Longest text of the outcome; the rest is left out, so that it need not be sent.
+    """
     function = load_function(tool.target)
     fault = argument_fault(function, arguments, tool.settings)
     if fault:
         return ToolOutcome(f"{tool.name}: {fault}", is_valid=False, is_ok=False)
     try:
-        return ToolOutcome(_text(called(function, {**arguments, **tool.settings})))
+        return ToolOutcome(_plain(_text(called(function, {**arguments, **tool.settings})), max_chars))
     except Exception as error:  # a boundary: tools are foreign code, and the model is told what they say
-        return ToolOutcome(f"{tool.name}: {_words_of(error)}", is_ok=False)
+        return ToolOutcome(_plain(f"{tool.name}: {_words_of(error)}", max_chars), is_ok=False)
 
 
 def argument_fault(function: Callable[..., Any], arguments: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
@@ -130,6 +136,11 @@ def _text(result: object) -> str:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError):
         return str(result)
+
+
+def _plain(text: str, max_chars: int) -> str:
+    """Return the beginning of a text as what every tokenizer takes: JSON may hold half a surrogate pair, UTF-8 not."""
+    return text[:max_chars].encode(errors="replace").decode()
 
 
 def _words_of(error: Exception) -> str:

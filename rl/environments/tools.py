@@ -120,7 +120,9 @@ class ToolsEnvironment:
         if call.name not in self._tools:
             words = f"there is no tool {call.name!r:.40}, only {', '.join(self._tools)}"
             return ToolOutcome(words, is_valid=False, is_ok=False)
-        outcome: Outcome = await self._pool.run(use_tool, self._tools[call.name], call.arguments)
+        outcome: Outcome = await self._pool.run(
+            use_tool, self._tools[call.name], call.arguments, self._config.max_result_chars + 1
+        )
         if outcome.kind is OutcomeKind.OK:
             result: ToolOutcome = outcome.value
             return result

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 
@@ -66,3 +67,15 @@ def raise_without_words() -> None:
 def give_a_wordless_value() -> object:
     """Return a value whose own code fails when it is pickled."""
     return WordlessValue()
+
+
+def fork_and_forget(number: int) -> int:
+    """Return the number, from a process that leaves a fork of itself behind, which leaves by an exception."""
+    if os.fork() == 0:
+        sys.exit(0)
+    return number
+
+
+def raise_a_long_error() -> None:
+    """Raise an error with a text of a million characters."""
+    raise RuntimeError("x" * 1_000_000)

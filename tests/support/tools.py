@@ -41,3 +41,7 @@ def speaks_long() -> str:
 
 def gives_no_json() -> object:
     return {1, 2} - {1}
+
+
+def gives_half_a_pair() -> str:
+    return "a\ud800b"

@@ -15,11 +15,13 @@ from rl.environments.pool import OutcomeKind, ScorerPool
 from tests.support.scoring_tasks import (
     add,
     fail_setup,
+    fork_and_forget,
     give_a_function,
     give_a_wordless_value,
     huge_power,
     no_setup,
     own_pid,
+    raise_a_long_error,
     raise_error,
     raise_without_words,
     signal_action,
@@ -45,6 +47,17 @@ async def test_a_task_that_raises_is_an_error_with_its_place(pool):
     outcome = await pool.run(raise_error)
     assert outcome.kind is OutcomeKind.ERROR
     assert "RuntimeError: bad luck" in outcome.detail and "scoring_tasks.py" in outcome.detail
+
+
+async def test_a_long_error_is_cut(pool):
+    assert 2000 < len((await pool.run(raise_a_long_error)).detail) < 3000
+
+
+async def test_a_fork_that_a_task_leaves_behind_never_answers_the_next_one():
+    pool = ScorerPool("forks", num_workers=1, timeout_s=5, setup=no_setup)
+    outcomes = [await pool.run(fork_and_forget, number) for number in range(10)]
+    assert [outcome.value for outcome in outcomes] == list(range(10))
+    await pool.close()
 
 
 async def test_a_result_that_cannot_be_pickled_is_an_error(pool):

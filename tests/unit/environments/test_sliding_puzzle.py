@@ -42,6 +42,8 @@ async def play(texts, prompt=PROMPT, **settings):
         ("<action>up</action><action>", None),
         ("<action>north</action>", None),
         ("<action></action>", None),
+        (f"<action>{' ' * 1_000_000}up{' ' * 1_000_000}\n", "up"),
+        (f"<action>a{' ' * 1_000_000}b", None),
         ("up", None),
         ("", None),
     ],

@@ -30,6 +30,8 @@ def test_calls_are_found_in_order(text, calls):
         ('{"nam": 1', "not valid JSON"),
         ("", "not valid JSON"),
         ("[" * 100_000, "not valid JSON"),
+        (f'{{"name": "f", "arguments": {{"a": {"[" * 900}{"]" * 900}}}}}', "nested more than 32 levels deep"),
+        (f'{{"name": "f", "arguments": {{"a": {"[" * 32}{"]" * 32}}}}}', "nested more than 32 levels deep"),
         ("[1]", "must be a JSON object, not a list"),
         ("{}", "has no name"),
         ('{"name": 3, "arguments": {}}', "the name must be text, not a number"),

@@ -8,7 +8,7 @@ MODULE = tools.__name__
 
 
 def use(target, arguments, settings=None):
-    return use_tool(Tool("mine", target if ":" in target else f"{MODULE}:{target}", settings or {}), arguments)
+    return use_tool(Tool("mine", target if ":" in target else f"{MODULE}:{target}", settings or {}), arguments, 1000)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ def use(target, arguments, settings=None):
         ("double", {"number": 4}, "8"),
         ("anything", {"b": 1, "a": [2]}, '["a", "b"]'),
         ("gives_no_json", {}, "{2}"),
+        ("speaks_long", {}, "x" * 1000),
+        ("gives_half_a_pair", {}, "a?b"),
         ("rl.environments.calculator:calculate", {"expression": "37*48"}, "1776"),
     ],
 )

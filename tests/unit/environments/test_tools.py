@@ -200,6 +200,7 @@ async def test_bombs_of_the_model_end_at_their_deadlines_side_by_side():
     ("settings", "words"),
     [
         ({"tools": {}}, "at least 1 item"),
+        ({"call_open": "##", "call_close": "##"}, "a call needs two different tags"),
         ({"result_template": "no place"}, "does not contain {result}"),
         ({"tools": {"python": {"kind": "python", "limits": {"wall_s": 5}}}}, "must be below timeout_s=5"),
     ],

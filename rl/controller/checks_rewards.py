@@ -16,6 +16,13 @@ _PENALTIES = "reward_penalties"
 _COEFFICIENT = "stop_properly_penalty_coef"
 _OVERLONG = ["max_response_length", "overlong_buffer_length", "overlong_buffer_penalty"]
 _IDS = ["think_open_id", "think_close_id"]
+# The baselines that the estimators' papers define.
+_BASELINES = {
+    "rloo": "is the leave-one-out baseline; dr_grpo is the mean of the whole group",
+    "dr_grpo": "is the mean of the whole group; rloo is the leave-one-out baseline",
+    "reinforce_plus_plus": "subtracts the mean of the whole group, or nothing",
+    "raw_reward": "has no baseline",
+}
 
 
 def siblings_make_the_baseline(config: MasterConfig) -> Iterator[Conflict]:
@@ -37,16 +44,12 @@ def siblings_make_the_baseline(config: MasterConfig) -> Iterator[Conflict]:
 
 
 def baseline_settings_have_an_effect(config: MasterConfig) -> Iterator[Conflict]:
-    """Only estimators by group divide by the group's deviation; RLOO is its own baseline.
-
-    `use_leave_one_out_baseline=false` goes with the other estimators: none of them leaves one out.
-    """
+    """Only estimators by group divide by the group's deviation and choose their baseline; the others are defined."""
     name = config.grpo.adv_estimator.name
-    if name not in ("grpo", "gdpo"):
+    if name in _BASELINES:
         reason = f"{_ESTIMATOR}={name} never divides by the group's standard deviation"
         yield from inert(config.grpo, "grpo", ["normalize_rewards"], _ESTIMATOR, reason)
-    if name == "rloo":
-        reason = f"{_ESTIMATOR}=rloo is the leave-one-out baseline; dr_grpo is the mean of the whole group"
+        reason = f"{_ESTIMATOR}={name} {_BASELINES[name]}"
         yield from inert(config.grpo, "grpo", ["use_leave_one_out_baseline"], _ESTIMATOR, reason)
 
 

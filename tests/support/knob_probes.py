@@ -20,15 +20,19 @@ from tests.support.losses import gradient_of
 from tests.support.reward_batches import reward_batch
 from tests.support.rollouts import random_groups, scatter_sampled
 
-REWARDS = [1.0, 0.0, -1.0, 0.5, 2.0, 0.25, 1.0, 0.0]
+# The last rollout failed, so the groups have different numbers of votes.
+REWARDS = [1.0, 0.0, -1.0, 0.5, 2.0, -0.5, 1.0, math.nan]
 LENGTHS = [6, 5, 4, 3, 2, 6, 4, 5]
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 1]
 TRUNCATED = [True, False, False, True, False, True, False, False]
 COMPONENTS = {
-    "correctness": [1.0, 0, 0, 1, 1, 0, 1, 0],
-    "format": [1.0, 1, 0, 0, 1, 1, 0, 1],
-    "integer": [0.0, 1, 0, 1, 0, 0, 1, 0],
+    "correctness": [1.0, 0, 0, 0, 1, 0, 1, math.nan],
+    "format": [1.0, 1, 0, 0, 1, 1, 0, math.nan],
+    "integer": [0.0, 1, 1, 1, 0, 0, 1, math.nan],
 }
+# Log-ratios of whole sequences: of the policy to that at the start of the step, and of that to the generator.
+DRIFT = [0.1, 0.3, 0.3, -0.1, 0.15, -0.1, 0.2, 0.0]
+MISMATCH = [0.05, -0.05, 0.08, -0.07, 0.06, 0.0, -0.05, 0.0]
 THINK_OPEN, THINK_CLOSE, OTHER_OPEN, OTHER_CLOSE, UNWANTED = 5, 6, 8, 9, 7
 
 
@@ -51,9 +55,9 @@ def trained(case: Case) -> Any:
     batch, told = algorithm.shape(_batch())
     current = _noise(1) - 1.0
     single = case.config.policy.train_global_batch_size is None
-    prev = current if single else current + 0.5 * _noise(2)
+    prev = current if single else current + 0.5 * _noise(2) - _by_sequence(DRIFT)
     columns = {
-        "generation_logprobs": current + 0.4 * _noise(3),
+        "generation_logprobs": prev + 0.3 * _noise(3) - _by_sequence(MISMATCH),
         "prev_logprobs": prev,
         "reference_logprobs": current + 0.8 * _noise(4),
     }
@@ -101,6 +105,11 @@ def _batch() -> TrainBatch:
 def _noise(seed: int) -> Tensor:
     """In [-1/2, 1/2), for each sampled token."""
     return torch.rand(sum(LENGTHS), generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+def _by_sequence(values: list[float]) -> Tensor:
+    """A value per sequence, for each sampled token."""
+    return torch.tensor(values).repeat_interleave(torch.tensor(LENGTHS))
 
 
 def _sampled(batch: TrainBatch, values: Tensor) -> Tensor:

@@ -28,7 +28,10 @@ TRUNCATED = CORRECTED | {
     "truncated_importance_sampling_ratio_min": 0.5,
 }
 PENALTY = {"reference_policy_kl_penalty": 0.1}
-WHITENED = ["grpo.adv_estimator={_override_: true, name: reinforce_plus_plus}"]
+WHITENED = [
+    "grpo.adv_estimator={_override_: true, name: reinforce_plus_plus}",
+    "grpo.use_leave_one_out_baseline=true",
+]
 
 
 def _text(value: Any) -> str:

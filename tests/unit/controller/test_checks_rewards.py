@@ -19,6 +19,8 @@ OVERLONG = [
     "grpo.reward_shaping.overlong_buffer_penalty=1",
 ]
 STOP = [SHAPING, "grpo.reward_shaping.stop_properly_penalty_coef=0.5"]
+# The default run changes the baseline of its estimator; others have their own.
+OWN_BASELINE = "grpo.use_leave_one_out_baseline=true"
 GDPO = "grpo.adv_estimator={name: gdpo}"
 COMPONENTS = ["data.env_name=multi", "env.multi={kind: math_multi_reward}"]
 TOOLS = ["data.env_name=tools", "env.tools={kind: tools, tools: {calculator: {kind: calculator}}}"]
@@ -33,7 +35,7 @@ CONFLICTS = [
     ),
     (
         "siblings_make_the_baseline",
-        ["grpo.num_generations_per_prompt=1", "grpo.adv_estimator={name: reinforce_plus_plus}"],
+        ["grpo.num_generations_per_prompt=1", "grpo.adv_estimator={name: reinforce_plus_plus}", OWN_BASELINE],
         "the baseline of grpo.adv_estimator.name=reinforce_plus_plus",
     ),
     (
@@ -41,13 +43,14 @@ CONFLICTS = [
         [
             "grpo.num_generations_per_prompt=1",
             "grpo.adv_estimator={name: raw_reward}",
+            OWN_BASELINE,
             "grpo.use_dynamic_sampling=true",
         ],
         "one reward is never varied",
     ),
     (
         "baseline_settings_have_an_effect",
-        ["grpo.adv_estimator={name: dr_grpo}", "grpo.normalize_rewards=false"],
+        ["grpo.adv_estimator={name: dr_grpo}", OWN_BASELINE, "grpo.normalize_rewards=false"],
         "normalize_rewards=false has no effect: grpo.adv_estimator.name=dr_grpo never divides",
     ),
     (
@@ -55,6 +58,18 @@ CONFLICTS = [
         ["grpo.adv_estimator={name: rloo}"],
         "use_leave_one_out_baseline=false has no effect: grpo.adv_estimator.name=rloo is the leave-one-out baseline",
     ),
+    *[
+        (
+            "baseline_settings_have_an_effect",
+            [f"grpo.adv_estimator={{name: {name}}}"],
+            f"use_leave_one_out_baseline=false has no effect: grpo.adv_estimator.name={name} {words}",
+        )
+        for name, words in {
+            "dr_grpo": "is the mean of the whole group",
+            "reinforce_plus_plus": "subtracts the mean of the whole group",
+            "raw_reward": "has no baseline",
+        }.items()
+    ],
     ("scaling_has_ranges", ["grpo.reward_scaling.target_min=-1"], "target_min=-1.0 has no effect"),
     (
         "scaling_has_ranges",
@@ -161,12 +176,13 @@ def test_every_check_has_a_conflict_above() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["grpo.num_generations_per_prompt=1", "grpo.adv_estimator={name: raw_reward}"],
+        ["grpo.num_generations_per_prompt=1", "grpo.adv_estimator={name: raw_reward}", OWN_BASELINE],
         [
             "grpo.num_generations_per_prompt=1",
             "grpo.adv_estimator={name: reinforce_plus_plus, minus_baseline: false}",
+            OWN_BASELINE,
         ],
-        ["grpo.adv_estimator={name: rloo}", "grpo.use_leave_one_out_baseline=true"],
+        ["grpo.adv_estimator={name: rloo}", OWN_BASELINE],
         [SCALING, "grpo.reward_scaling.target_min=-1"],
         OVERLONG,
         STOP,

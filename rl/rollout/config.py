@@ -49,6 +49,8 @@ class AsyncRLConfig(ConfigModel):
 
     sampler: InOrderSampler = InOrderSampler()
     max_inflight_prompts: int = operational(32, ge=1, description="Prompt groups generated at the same time.")
-    max_buffered_rollouts: int = operational(64, ge=1, description="Live prompt groups, running and ready.")
+    max_buffered_rollouts: int = operational(
+        64, ge=1, description="Live prompt groups; must hold the window of the sampler, which bounds them already."
+    )
     rollout_failure: RolloutFailureConfig = RolloutFailureConfig()
     stall_watchdog: StallWatchdogConfig = StallWatchdogConfig()

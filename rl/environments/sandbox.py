@@ -1,6 +1,6 @@
 """Run untrusted Python code in a sandbox of bubblewrap: namespaces, a system call filter and limits.
 
-The program sees the interpreter with its standard library (read-only), its own file, three devices and an empty /tmp
+The program sees the interpreter with its standard library (read-only), its own file, two devices and an empty /tmp
 of bounded size. It has no network, no environment, no capabilities, no other processes and none of the caller's files.
 It ends, with everything that it started, at its deadline, at a limit, or when the caller dies. There is no weaker way:
 where bubblewrap is missing or cannot isolate, `find_sandbox` raises. What the output means is the caller's business.
@@ -38,7 +38,8 @@ _PROBE_WALL_S = 30.0
 _MIB = 1 << 20
 _USERS = 1 << 30  # unused ones begin here
 _NOBODY = "65534"
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+# Without /dev/zero: a shared mapping of it is memory that no limit counts.
+_DEVICES = ("/dev/null", "/dev/urandom")
 _CPU_SIGNAL_EXIT = 128 + signal.SIGXCPU
 
 # The first program in the sandbox: it sets the limits for good, gives up what bubblewrap left (user 0, as root),
@@ -53,7 +54,7 @@ if start["user"]:
     os.setresgid(*[start["user"]] * 3)
     os.setresuid(*[start["user"]] * 3)
 os.write(start["ready"], b"1")
-os.closerange(3, start["ready"] + 64)
+os.closerange(3, start["descriptors"])
 os.execve(sys.executable, [sys.executable, "-I", "-B", "-X", "utf8", start["program"]], {})
 """
 
@@ -218,8 +219,14 @@ def _start(
     syscall_filter = _sealed_file(sandbox.syscall_filter, stack)
     info, info_end = _pipe(stack)
     user = secrets.randbelow(_USERS) + _USERS if sandbox.as_root else 0
-    start = {"limits": _rlimits(limits, sandbox), "user": user, "ready": ready_end.fileno(), "program": PROGRAM}
     passed = (program.fileno(), syscall_filter.fileno(), info_end.fileno(), ready_end.fileno())
+    start = {
+        "limits": _rlimits(limits, sandbox),
+        "user": user,
+        "ready": ready_end.fileno(),
+        "descriptors": max(passed) + 1,
+        "program": PROGRAM,
+    }
     command = [
         *[sandbox.program, *_isolation(sandbox), "--seccomp", str(passed[1]), "--info-fd", str(passed[2])],
         *["--perms", "1777", "--size", str(limits.scratch_mib * _MIB), "--tmpfs", "/tmp", "--chdir", "/tmp"],
@@ -266,7 +273,7 @@ def _rlimits(limits: SandboxLimits, sandbox: Sandbox) -> dict[str, tuple[int, in
         "RLIMIT_NPROC": processes,
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_FSIZE": limits.file_mib * _MIB,
-        "RLIMIT_CORE": 0,
+        "RLIMIT_CORE": 1,  # too little for a file, and no program of the machine gets a core either, as with 0
         "RLIMIT_MEMLOCK": 0,
         "RLIMIT_MSGQUEUE": 0,
     }

@@ -1,9 +1,10 @@
 """The seccomp filter of the sandbox: which system calls untrusted code may not make.
 
 Python programs need none of them. They are the kernel's large surfaces (io_uring, bpf, user namespaces, mounts), other
-processes' memory, memory that no limit counts (memfd, System V segments), and sockets of any family but unix: virtual
-sockets reach the host of a virtual machine even from an own network namespace. The filter is classic BPF, see
-seccomp(2); namespaces and limits stand in `rl.environments.sandbox`.
+processes' memory, memory that no limit counts (memfd, System V segments, shared memory without a file, which outlives
+its mapping, pages given to pipes), and sockets of any family but unix: virtual sockets reach the host of a virtual
+machine even from an own network namespace. The filter is classic BPF, see seccomp(2); namespaces and limits stand in
+`rl.environments.sandbox`.
 """
 
 import errno
@@ -16,6 +17,7 @@ from rl.core.errors import ConfigError
 _AUDIT_MACHINE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _SOCKET = {"x86_64": 41, "aarch64": 198}
 _CLONE = {"x86_64": 56, "aarch64": 220}
+_MMAP = {"x86_64": 9, "aarch64": 222}
 _CLONE3 = 435
 # Numbers on x86_64 and on aarch64.
 _REFUSED = {
@@ -36,6 +38,8 @@ _REFUSED = {
     "perf_event_open": (298, 241),
     "userfaultfd": (323, 282),
     "memfd_create": (319, 279),
+    "vmsplice": (278, 75),
+    "io_setup": (206, 0),
     "shmget": (29, 194),
     "shmat": (30, 196),
     "msgget": (68, 186),
@@ -81,10 +85,12 @@ _REFUSED_EVERYWHERE = {
 
 _CLONE_NEW_NAMESPACES = 0x7E020000
 _AF_UNIX = 1
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
 _X32_BIT = 0x40000000
 
 # Offsets in struct seccomp_data, operations of classic BPF, verdicts of seccomp.
-_NUMBER, _MACHINE, _ARGUMENT_0 = 0, 4, 16
+_NUMBER, _MACHINE, _ARGUMENT_0, _ARGUMENT_3 = 0, 4, 16, 40
 _LOAD, _JUMP_EQUAL, _JUMP_GREATER_EQUAL, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
 
@@ -122,6 +128,12 @@ def build_filter(machine: str | None = None) -> bytes:
         _step(_LOAD, _ARGUMENT_0),
         _step(_JUMP_EQUAL, _AF_UNIX, when_true=1),
         _refusal(errno.EAFNOSUPPORT),
+        _step(_RETURN, _ALLOW),
+        _step(_JUMP_EQUAL, _MMAP[machine], when_false=5),
+        _step(_LOAD, _ARGUMENT_3),
+        _step(_JUMP_ANY_BIT, _MAP_SHARED, when_false=2),
+        _step(_JUMP_ANY_BIT, _MAP_ANONYMOUS, when_false=1),
+        _refusal(errno.EPERM),
         _step(_RETURN, _ALLOW),
         _step(_JUMP_EQUAL, _CLONE[machine], when_false=3),
         _step(_LOAD, _ARGUMENT_0),

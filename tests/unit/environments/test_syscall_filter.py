@@ -12,9 +12,9 @@ ALLOWED, REFUSED, KILLED = 0x7FFF0000, 0x00050000, 0x80000000
 MACHINES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-def verdict(program, machine, number, argument=0):
+def verdict(program, machine, number, *arguments):
     """Run the filter on one system call."""
-    call = struct.pack("=IIQQ", number, machine, 0, argument)
+    call = struct.pack("=IIQ6Q", number, machine, 0, *arguments, *[0] * (6 - len(arguments)))
     steps = [struct.unpack_from("=HBBI", program, offset) for offset in range(0, len(program), 8)]
     value, position = 0, 0
     while True:
@@ -57,6 +57,16 @@ def verdict(program, machine, number, argument=0):
 )
 def test_each_call_gets_its_verdict(machine, number, argument, expected):
     assert verdict(build_filter(machine), MACHINES[machine], number, argument) == expected
+
+
+@pytest.mark.parametrize(("machine", "mmap"), [("x86_64", 9), ("aarch64", 222)])
+def test_memory_is_shared_through_files_alone(machine, mmap):
+    shared, private, anonymous = 0x01, 0x02, 0x20
+    verdicts = [
+        verdict(build_filter(machine), MACHINES[machine], mmap, 0, 4096, 3, flags)
+        for flags in (private | anonymous, shared, private, shared | anonymous)
+    ]
+    assert verdicts == [ALLOWED, ALLOWED, ALLOWED, REFUSED | errno.EPERM]
 
 
 def test_calls_of_another_machine_end_the_program():

@@ -4,6 +4,7 @@ python3 tools/docs.py            # writes the files
 python3 tools/docs.py --check    # exit code 1 when a file is not what the code says
 """
 
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -47,14 +48,16 @@ def reference() -> str:
     described: dict[type, str] = {}
     parts = [INTRODUCTION]
     for section in sections(MasterConfig):
-        title = f"\n## {section.key}" + (f" with {section.variant}" if section.variant else "")
+        title = section.key + (f" with {section.variant}" if section.variant else "")
+        heading = f"\n## {_prose(title)}"
         if section.cls in described:
-            if described[section.cls] != title.strip():
-                first = described[section.cls]
-                parts.append(f"{title}\n\nAs [{first.removeprefix('## ')}](#{_anchor(first)}).\n")
+            first = described[section.cls]
+            if first != title:
+                parts.append(f"{heading}\n\nAs [{_prose(first)}](#{_anchor(first)}).\n")
             continue
-        described[section.cls] = title.strip()
-        parts.append("\n".join([title, "", (section.cls.__doc__ or "").strip(), "", *_table(section)]))
+        described[section.cls] = title
+        meaning = _prose(inspect.cleandoc(section.cls.__doc__ or ""))
+        parts.append("\n".join([heading, "", meaning, "", *_table(section)]))
     parts.append(OWN_KEYS)
     return "\n".join(part.strip("\n") + "\n" for part in parts)
 
@@ -96,13 +99,13 @@ def _cell(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """Keep Markdown from taking <name> for HTML."""
-    return re.sub(r"<(?=[a-z])", "&lt;", _cell(text))
+    """Keep Markdown from taking <name> or </name> for HTML."""
+    return re.sub(r"<(?=/?[a-z])", "&lt;", _cell(text))
 
 
 def _anchor(title: str) -> str:
     """Return the anchor that GitHub gives a heading."""
-    kept = [character for character in title.removeprefix("## ").lower() if character.isalnum() or character in " -_"]
+    kept = [character for character in title.lower() if character.isalnum() or character in " -_"]
     return "".join(kept).replace(" ", "-")
 
 

@@ -1,5 +1,6 @@
 """The references are what the code says."""
 
+import re
 from pathlib import Path
 
 from rl.controller.config import MasterConfig
@@ -31,3 +32,15 @@ def test_every_key_has_a_meaning() -> None:
         if not info.description and name not in choices
     ]
     assert silent == []
+
+
+def test_no_prose_looks_like_html_which_readers_would_not_show() -> None:
+    prose = re.sub("`[^`]*`", "", docs.reference() + docs.metrics_reference())
+    assert re.findall(r"</?[a-z]+", prose) == []
+
+
+def test_links_between_sections_lead_to_headings() -> None:
+    text = docs.reference().replace("&lt;", "<")
+    headings = {docs._anchor(line.removeprefix("## ")) for line in text.splitlines() if line.startswith("## ")}
+    links = set(re.findall(r"\]\(#([^)]+)\)", text))
+    assert links and links <= headings

@@ -170,7 +170,7 @@ def _open_latest_unfinished(log_dir: Path, fingerprint: str, say: Say, obstacle:
             continue
         folder = _take(path)
         if folder is not None:
-            say(f"going on in the unfinished run {path}; --resume never starts a new one")
+            say(f"going on in the unfinished run {path}; to start a new one instead: --resume never")
             return folder
         say(f"{path} has this configuration but is in use by process {_owner(path)}")
     if finished is not None and blocked is None:

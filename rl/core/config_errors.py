@@ -82,14 +82,14 @@ def _lines(error: ErrorDetails, tree: ConfigTree, model: ConfigClass) -> list[st
             return [f"{source}: {key} is required{_meaning(path, tree, model)}"]
         case "union_tag_invalid" | "union_tag_not_found":
             return [_wrong_kind(path, tree, model)]
-    shown = "<section>" if isinstance(error["input"], Mapping) else scalar(error["input"])
+    shown = "" if isinstance(error["input"], Mapping) else f"={scalar(error['input'])}"
     if error["type"] == "value_error":  # a validator of ours, which says more than a range could
-        return [f"{source}: {key}={shown}: {error['ctx']['error']}"]
+        return [f"{source}: {key}{shown}: {error['ctx']['error']}"]
     info = field_at(model, path, tree.values)
     if info is None:  # an item of a list, or a value below a free mapping
         info = field_at(model, path[:-1], tree.values)
     expected = f"must be {allowed(info)}" if info is not None else error["msg"]
-    return [f"{source}: {key}={shown}: {expected}{_suggest_choice(error, info)}{_meaning(path, tree, model)}"]
+    return [f"{source}: {key}{shown}: {expected}{_suggest_choice(error, info)}{_meaning(path, tree, model)}"]
 
 
 def _place(key: str, tree: ConfigTree) -> str:

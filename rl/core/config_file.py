@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from rl.core.config import ConfigModel
 from rl.core.config_errors import describe, describe_unset, key_path, unset_mandatory
-from rl.core.config_paths import current_folder, shipped_config
+from rl.core.config_paths import current_folder, is_shipped, shipped_config
 from rl.core.config_tree import (
     CLASS_DEFAULT,
     COMMAND_LINE,
@@ -108,10 +108,15 @@ def unknown_keys(tree: ConfigTree, config: BaseModel) -> list[tuple[str, Source]
 
 
 def display_path(path: Path) -> str:
-    """Return a path as the user would type it: relative when it lies below the current folder."""
+    """Return a path as the user would type it: relative when it lies below the current folder.
+
+    A shipped configuration elsewhere, under Bazel far away from where anybody looks, is "shipped base.yaml".
+    """
     folder = current_folder()
     absolute = folder / path
-    return str(absolute.relative_to(folder)) if absolute.is_relative_to(folder) else str(path)
+    if absolute.is_relative_to(folder):
+        return str(absolute.relative_to(folder))
+    return f"shipped {path.name}" if is_shipped(absolute) else str(path)
 
 
 def _read(path: Path, chain: list[Path]) -> tuple[Section, Section]:

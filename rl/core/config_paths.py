@@ -19,13 +19,18 @@ def shipped_folder() -> Path:
     Raises:
         ConfigError: the installation lacks it.
     """
-    package = Path(rl.__file__).parent
-    for folder in (package / "_configs", package.parent / "configs"):
+    for folder in _shipped_folders():
         if (folder / "base.yaml").is_file():
             return folder
     raise ConfigError(
-        f"the shipped configurations are missing beside {package}; reinstall Tandem, or give the path of a file"
+        f"the shipped configurations are missing beside {Path(rl.__file__).parent}; reinstall Tandem, or give the path "
+        "of a file"
     )
+
+
+def is_shipped(path: Path) -> bool:
+    """Return whether a file is one of the shipped configurations."""
+    return path.parent in _shipped_folders()
 
 
 def current_folder() -> Path:
@@ -65,6 +70,11 @@ def shipped_config(name: str) -> Path | None:
         return None
     shipped = shipped_folder() / f"{name.removesuffix(_SUFFIX)}{_SUFFIX}"
     return shipped if shipped.is_file() else None
+
+
+def _shipped_folders() -> tuple[Path, Path]:
+    package = Path(rl.__file__).parent
+    return package / "_configs", package.parent / "configs"
 
 
 def config_name(path: Path) -> str:

@@ -58,7 +58,7 @@ def test_auto_goes_on_in_the_latest_unfinished_folder_of_the_same_configuration(
     said: list[str] = []
     folder = open_quietly(tmp_path, said=said)
     assert folder.path.name == "exp_002"
-    assert "going on in the unfinished run" in said[0]
+    assert said == [f"going on in the unfinished run {folder.path}; to start a new one instead: --resume never"]
     folder.release()
 
 

@@ -235,6 +235,13 @@ def test_own_keys_under_extras_are_free(folder: Path) -> None:
     assert config.extras == {"team": {"name": "x"}}
 
 
+def test_a_value_of_a_shipped_file_elsewhere_has_a_short_source(folder: Path) -> None:
+    _write(folder, mine="defaults: base\ndata: {env_name: mine}\n")
+    tree = load(folder / "mine.yaml", [])
+    assert str(tree.source_of("env.math.kind")).startswith("shipped base.yaml:")
+    assert str(tree.source_of("data.env_name")) == "mine.yaml:2"
+
+
 def test_a_parent_without_a_folder_that_is_not_beside_the_file_is_a_shipped_one(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("defaults: base\ngrpo:\n  seed: 3\n")

@@ -8,6 +8,21 @@ from rl.core.config import ConfigModel, operational
 
 RESULT_PLACE = "{result}"
 MATH_COMPONENTS = ("correctness", "integer", "format")
+_LONGEST_NAME = 64
+_LARGEST_WEIGHT = 1e6
+
+
+def component_name_fault(name: str) -> str:
+    """Return why a reward component cannot be named like that in logs; empty when it can."""
+    if not name.strip():
+        return "name is empty"
+    if len(name) > _LONGEST_NAME:
+        return f"name {name!r:.40} has {len(name)} characters, at most {_LONGEST_NAME} are allowed"
+    return "" if name.isprintable() else f"name {name!r} has characters that cannot be printed"
+
+
+# Of a component in the reward.
+Weight = Annotated[float, Field(ge=-_LARGEST_WEIGHT, le=_LARGEST_WEIGHT)]
 
 
 class EnvConfigBase(ConfigModel):
@@ -81,7 +96,7 @@ class MathMultiRewardEnvConfig(ThinkingConfig):
         "tags",
         description="Where the answer stands: in <answer> tags after <think> tags, or alone in the completion.",
     )
-    weights: dict[Literal["correctness", "integer", "format"], float] = Field(
+    weights: dict[Literal["correctness", "integer", "format"], Weight] = Field(
         default_factory=dict, description="Weight of each component in the reward; 1 where none is given."
     )
     builder: ClassVar[str] = "rl.environments.math_multi_reward:MathMultiRewardEnvironment"
@@ -106,7 +121,7 @@ class FunctionEnvConfig(ScorerPoolConfig, ThinkingConfig):
     targets: dict[str, str] = Field(
         default_factory=dict, description="Instead of target: one module:function for each reward component, by name."
     )
-    weights: dict[str, float] = Field(
+    weights: dict[str, Weight] = Field(
         default_factory=dict,
         description="Weight of every reward component, by name; empty = 1 each, or plain numbers as rewards.",
     )
@@ -116,6 +131,13 @@ class FunctionEnvConfig(ScorerPoolConfig, ThinkingConfig):
     def component_names(self) -> tuple[str, ...]:
         """The components named by targets or weights."""
         return tuple(self.targets) or tuple(self.weights)
+
+    @model_validator(mode="after")
+    def _components_can_be_logged(self) -> Self:
+        for name in self.component_names:
+            if fault := component_name_fault(name):
+                raise ValueError(f"a reward component's {fault}")
+        return self
 
     @model_validator(mode="after")
     def _one_source_of_rewards(self) -> Self:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rl.environments.reward_function import Fault, SampleValue
+from rl.environments.reward_function import Fault, SampleValue, size_fault
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,10 @@ def _weigh(value: SampleValue, weights: Mapping[str, float]) -> Weighed:
     faults = [f"component '{name}': {part.words}" for name, part in value.items() if isinstance(part, Fault)]
     if faults:
         return _unscored("; ".join(faults))
-    return Weighed(math.fsum(weight * numbers[name] for name, weight in weights.items()), numbers)
+    reward = math.fsum(weight * numbers[name] for name, weight in weights.items())
+    if fault := size_fault(reward):
+        return _unscored(f"the weighted sum of the components {fault}")
+    return Weighed(reward, numbers)
 
 
 def _unscored(words: str) -> Weighed:

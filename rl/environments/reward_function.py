@@ -9,6 +9,10 @@ from typing import Any, SupportsFloat, cast
 
 from rl.core.errors import DataError
 from rl.core.imports import import_object
+from rl.environments.config import component_name_fault
+
+# Training computes with 32 bits, also the squares of rewards.
+LARGEST_REWARD = 1e18
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,11 @@ def _group_fault(result: object, count: int) -> str:
 
 
 def _sample_value(value: object) -> SampleValue:
-    if isinstance(value, Mapping):
-        return {str(name): _number(part) for name, part in value.items()}
-    return _number(value)
+    if not isinstance(value, Mapping):
+        return _number(value)
+    parts = {str(name): _number(part) for name, part in value.items()}
+    faults = [fault for name in parts if (fault := component_name_fault(name))]
+    return Fault(f"returned a component whose {faults[0]}") if faults else parts
 
 
 def _number(value: object) -> Value:
@@ -114,5 +120,12 @@ def _number(value: object) -> Value:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             return Fault(f"returned {value!r:.80}, which is no number ({error})")
-        return number if math.isfinite(number) else Fault(f"returned {number}")
+        return Fault(fault) if (fault := size_fault(number)) else number
     return Fault(f"returned {value!r:.80} of type {type(value).__name__}")
+
+
+def size_fault(number: float) -> str:
+    """Return why a number cannot be a reward; empty when it can."""
+    if not math.isfinite(number):
+        return f"returned {number}"
+    return f"returned {number:g}, beyond {LARGEST_REWARD:g}" if abs(number) > LARGEST_REWARD else ""

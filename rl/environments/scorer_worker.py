@@ -73,7 +73,7 @@ def worker_main(tasks_descriptor: int, lifeline_descriptor: int) -> None:
 
 
 def _send(tasks: Connection, reply: Reply, own_pid: int) -> None:
-    """Answer the driver, unless this is a fork that foreign code made and forgot: its answer would be the next task's."""
+    """Answer the driver, unless this is a fork that foreign code forgot: it would answer the next task."""
     if os.getpid() != own_pid:
         os._exit(0)
     tasks.send_bytes(reply.pickled())

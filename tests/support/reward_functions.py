@@ -44,6 +44,10 @@ def one_bad_sample_each(completions):
     return [0.5, None, float("nan"), float("inf"), "1.0", [1.0]]
 
 
+def unusable_rewards(completions):
+    return [1e19, {"": 1.0}, {"a\nb": 1.0}, {"a" * 65: 1.0}, {"a": 1e18, "b": 1e18}]
+
+
 def raises(completions):
     raise KeyError("oops")
 

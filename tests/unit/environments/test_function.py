@@ -81,6 +81,15 @@ async def test_a_bad_value_fails_only_its_own_sample():
     assert "returned nan" in results[2].detail and "returned inf" in results[3].detail
 
 
+async def test_rewards_out_of_range_and_components_that_cannot_be_logged_are_no_rewards():
+    results = await score("unusable_rewards", ["a"] * 5)
+    assert {result.status for result in results} == {RolloutStatus.REWARD_INVALID}
+    details = "\n".join(result.detail for result in results)
+    for words in ("returned 1e+19, beyond 1e+18", "component whose name is empty", "cannot be printed", "at most 64"):
+        assert words in details
+    assert "the weighted sum of the components returned 2e+18, beyond 1e+18" in details
+
+
 @pytest.mark.parametrize("name", ["absent", "not_callable"])
 async def test_a_target_that_is_no_function_is_a_configuration_error(name):
     with pytest.raises(ConfigError, match=name):
@@ -175,6 +184,10 @@ async def test_a_sample_keeps_its_number_and_malformed_thinking_is_flagged():
         ({}, "either target .* or targets"),
         ({"target": "a:b", "targets": {"x": "a:b"}}, "either target .* or targets"),
         ({"targets": {"x": "a:b"}, "weights": {"y": 1.0}}, "weights names y and targets x"),
+        ({"targets": {" ": "a:b"}}, "a reward component's name is empty"),
+        ({"target": "a:b", "weights": {"x\n": 1.0}}, "characters that cannot be printed"),
+        ({"target": "a:b", "weights": {"x": float("nan")}}, "weights.x"),
+        ({"target": "a:b", "weights": {"x": 1e9}}, "weights.x"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(settings, words):

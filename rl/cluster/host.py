@@ -147,3 +147,13 @@ def last_lines(path: str, count: int = 20, longest_bytes: int = 16384) -> str:
     markers = (":job_id:", ":actor_name:", ":task_name:")
     spoken = [line for line in lines if line.strip() and not line.startswith(markers)]
     return "\n".join(spoken[-count:])
+
+
+def memory_shortage(report: str, largest: int = 3) -> str:
+    """What matters of Ray's report, of some forty lines, that a host ran out of memory: how much, and who holds it."""
+    first, _, rest = report.partition("\n")
+    _, found, table = rest.partition("Top 10 memory users:")
+    users = [line.split(maxsplit=2) for line in table.splitlines()[1 : largest + 1]]
+    named = [f"pid {user[0]} {user[1]} GB ({user[2]:.60})" for user in users if len(user) == 3]
+    holders = f"; the largest processes: {', '.join(named)}" if found and named else ""
+    return f"{first}{holders}; end what else runs there, or give the run less to hold"

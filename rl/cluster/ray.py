@@ -16,7 +16,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import psutil
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -31,7 +31,7 @@ from rl.cluster.environment import (
     thread_variables,
     worker_environment,
 )
-from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, last_lines
+from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, last_lines, memory_shortage
 from rl.cluster.worker_group import WorkerContext, WorkerGroup, WorkerRequest
 from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import ConfigError, InfraError, RLError
@@ -212,6 +212,8 @@ class RayWorkerGroup(CalledGroup[W]):
         except RayActorError as error:
             where = f"pid {slot.facts.pid} on {slot.facts.hostname}" if slot.facts.pid else "not yet started"
             raise InfraError(f"{self.label(rank)} ({where}) died during {method}: {error}{self._tail(slot)}") from error
+        except OutOfMemoryError as error:
+            raise InfraError(f"{self.label(rank)} ended during {method}: {memory_shortage(str(error))}") from error
         except RayError as error:
             raise InfraError(f"{self.label(rank)} failed in {method}: {error}{self._tail(slot)}") from error
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl.cluster.host import Failure, Success, WorkerHost, last_lines
+from rl.cluster.host import Failure, Success, WorkerHost, last_lines, memory_shortage
 from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, DataError, InfraError
 from tests.support.cluster_workers import EchoWorker, RefusingWorker
@@ -56,3 +56,18 @@ def test_the_last_lines_skip_rays_markers(tmp_path):
     assert last_lines(str(log), count=2) == "line 48\nline 49"
     assert last_lines("") == ""
     assert last_lines(str(tmp_path / "missing")) == ""
+
+
+def test_a_memory_shortage_is_told_in_one_line_with_the_largest_processes():
+    report = (
+        "2 worker(s) were killed due to the node running low on memory. It was 22.69GB used / 23.54GB limit\n"
+        "OOM kill reason: Memory usage exceeded threshold\nEviction Stats:\n"
+        "Top 10 memory users: PID        MEM(GB) COMMAND\n22517   14.38   python -m something\n14266\t2.57\tengine\n"
+        "9322    2.34    ray::HostActor.invoke_flat\n9323    0.52    ray::HostActor\nRefer to the documentation"
+    )
+    assert memory_shortage(report) == (
+        "2 worker(s) were killed due to the node running low on memory. It was 22.69GB used / 23.54GB limit; "
+        "the largest processes: pid 22517 14.38 GB (python -m something), pid 14266 2.57 GB (engine), "
+        "pid 9322 2.34 GB (ray::HostActor.invoke_flat); end what else runs there, or give the run less to hold"
+    )
+    assert memory_shortage("low on memory") == "low on memory; end what else runs there, or give the run less to hold"

@@ -127,6 +127,8 @@ def _run(session: _Session) -> RunReport:
         with asyncio.Runner() as runner:
             report = runner.run(_train(session))
         outcome = f"interrupted after step {report.steps}" if report.interrupted else f"finished {report.steps} steps"
+        if report.interrupted and session.config.checkpointing.enabled:
+            outcome += "; the same command goes on with this run"
         return report
     except Exception:
         _log.info("the run failed", exc_info=True)

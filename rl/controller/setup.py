@@ -184,14 +184,14 @@ async def build_envs(config: MasterConfig, stack: AsyncExitStack) -> dict[str, E
 
 
 def build_threads(config: MasterConfig, context: RunContext) -> ThreadPlan:
-    """Divide the cores and say so."""
+    """Divide the cores and say so; what comes next takes the longest of the start."""
     plan = thread_plan(
         config.cluster.threads,
         overlapping=run_sampler(config).max_staleness > 0,
         policy_workers=config.policy.num_workers,
         generation_workers=config.policy.generation.num_replicas,
     )
-    context.reporter.note(plan.describe())
+    context.reporter.note(f"{plan.describe()}; starting trainer and generators")
     return plan
 
 

@@ -224,7 +224,7 @@ def test_a_signal_ends_the_run_cleanly_and_it_can_go_on(tmp_path: Path, number: 
     process.send_signal(number)
     code, output = finish(process)
     assert code == 130, output
-    assert "interrupted after step" in output
+    assert "; the same command goes on with this run" in output
     done = [line["step"] for line in run.metrics()]
     assert [path.name for path in (run.log_dir / "exp_001" / "checkpoints").iterdir()] == [f"step_{done[-1]}"]
     run.run(["grpo.max_num_steps=8"])

@@ -1,4 +1,5 @@
-"""The peer of bench_step.py: the same training with TRL's GRPOTrainer. Runs in TRL's own environment, imports nothing of ours.
+"""The peer of bench_step.py: the same training with TRL's GRPOTrainer. It runs in TRL's own environment and imports
+nothing of ours.
 
 python tools/bench/trl_grpo.py task.json times.json      bench_step.py writes the first and reads the second
 """

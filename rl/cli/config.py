@@ -21,6 +21,10 @@ def config_command(
         list[str] | None,
         typer.Argument(metavar="FILE|NAME|KEY=VALUE", help=f"Configuration ({DEFAULT_CONFIG}) and overrides."),
     ] = None,
+    config_name: Annotated[
+        str | None,
+        typer.Option("--config", "-c", metavar="FILE|NAME", help="The configuration, as other commands take it."),
+    ] = None,
     allow_unknown_keys: Annotated[
         bool, typer.Option("--allow-unknown-keys", help="Ignore unknown keys, and list them.")
     ] = False,
@@ -28,8 +32,9 @@ def config_command(
     """Print the resolved configuration, with the file and line of every value."""
     with clean_errors():
         names = list(arguments or [])
-        name = DEFAULT_CONFIG if not names or "=" in names[0] or names[0].startswith("~") else names.pop(0)
-        tree = load(find_config(name), names, MasterConfig)
+        if config_name is None and names and "=" not in names[0] and not names[0].startswith("~"):
+            config_name = names.pop(0)
+        tree = load(find_config(config_name or DEFAULT_CONFIG), names, MasterConfig)
         config = build(tree, MasterConfig, allow_unknown_keys)
         for key, source in unknown_keys(tree, config):
             show(f"ignored unknown key {key} ({source})", "yellow", to_stderr=True)

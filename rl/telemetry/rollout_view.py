@@ -19,7 +19,9 @@ def rollout_text(prompt: Prompt, rollout: Rollout) -> str:
     """
     reward = f"{rollout.reward:g}" if rollout.is_valid else f"none ({rollout.status.value})"
     lines = [f"rollout {rollout.rollout_id} of prompt {prompt.prompt_id} in environment {prompt.environment}"]
-    lines += _blocks(prompt.messages, f"prompt, {len(rollout.turns[0].prompt_tokens)} tokens, not trained")
+    size = f"{len(rollout.turns[0].prompt_tokens)} tokens"
+    together = f" with the other {len(prompt.messages) - 1}" if len(prompt.messages) > 1 else ""
+    lines += _blocks(prompt.messages, f"prompt, {size}{together}, not trained")
     for number, turn in enumerate(rollout.turns):
         following = rollout.turns[number + 1] if number + 1 < len(rollout.turns) else None
         lines += _answer(number, turn)

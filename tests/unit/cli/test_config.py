@@ -24,6 +24,16 @@ def test_the_resolved_configuration_is_printed_with_sources(tmp_path: Path) -> N
     assert (printed.grpo.seed, printed.grpo.max_num_steps) == (3, 2)
 
 
+def test_the_configuration_may_be_an_option_as_it_is_of_other_commands(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: smollm2_cpu\n")
+    printed = [
+        run_tandem([*form, "grpo.seed=3"], tmp_path)
+        for form in (["config", "mine.yaml"], ["config", "-c", "mine.yaml"])
+    ]
+    assert printed[0].exit_code == printed[1].exit_code == 0, printed[1].stderr
+    assert printed[0].stdout == printed[1].stdout
+
+
 def test_without_a_file_it_prints_the_default_at_once(tmp_path: Path) -> None:
     result = quickest_tandem(["config", "grpo.seed=9"], tmp_path, 2.0)
     assert result.exit_code == 0

@@ -1,5 +1,7 @@
 """Tests of rl.telemetry.rollout_view."""
 
+from dataclasses import replace
+
 from rl.core.types import Message, Rollout, RolloutStatus, Turn, TurnFlag
 from rl.telemetry.rollout_view import rollout_text
 from tests.support.completions import completion, text_prompt
@@ -28,6 +30,12 @@ def test_a_rollout_is_told_message_by_message() -> None:
     first = Turn(prompt.token_ids, call, (Message("tool", "no such tool"),), 0.0, flags)
     second = Turn((*prompt.token_ids, *call.tokens, 1, 2, 3), completion("2"), (Message("user", "more?"),), 1.0)
     assert rollout_text(prompt, Rollout("7/0", (first, second), 1.0)) == EXPECTED
+
+
+def test_the_size_of_a_prompt_is_that_of_all_its_messages() -> None:
+    prompt = replace(text_prompt("1+1="), messages=(Message("system", "Add."), Message("user", "1+1=")))
+    text = rollout_text(prompt, Rollout("7/0", (Turn(prompt.token_ids, completion("2")),), 1.0))
+    assert "[system] prompt, 4 tokens with the other 1, not trained" in text
 
 
 def test_forks_and_failures_are_named() -> None:

@@ -122,6 +122,9 @@ def summarise(runs: list[list[dict[str, float]]], samples_per_step: int) -> dict
         "seconds_per_step_spread": [min(totals), max(totals)],
         "first_step_seconds": statistics.median(first),
         "samples_per_second": samples_per_step * len(totals) / sum(totals),
+        "samples_per_second_with_first_step": samples_per_step
+        * (len(totals) + len(first))
+        / (sum(totals) + sum(first)),
         "phases": {name: statistics.median([step.get(name, 0.0) for step in later]) for name in names},
     }
 
@@ -183,7 +186,9 @@ def main() -> None:
             for own_step, peer_step in zip(own[1:], other[1:], strict=True)
         ]
         summary[name]["ratio_per_step"] = statistics.median(pairs)
-        summary[name]["ratio_overall"] = summary[name]["samples_per_second"] / peer["samples_per_second"]
+        for kind in ("", "_with_first_step"):
+            own_rate, peer_rate = (values[f"samples_per_second{kind}"] for values in (summary[name], peer))
+            summary[name][f"ratio_overall{kind}"] = own_rate / peer_rate
     report = {
         "benchmark": "step",
         "machine": machine(),
@@ -197,6 +202,8 @@ def main() -> None:
     for name, values in summary.items():
         ratio = f", {values['ratio_overall']:.2f} x {PEER}" if "ratio_overall" in values else ""
         print(f"{name}: {values['seconds_per_step']:.2f} s/step, {values['samples_per_second']:.1f} samples/s{ratio}")
+        phases = {phase: seconds for phase, seconds in values["phases"].items() if phase != "reward"}
+        print("  " + ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in phases.items()))
 
 
 if __name__ == "__main__":

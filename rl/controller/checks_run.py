@@ -7,10 +7,12 @@ from difflib import get_close_matches
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
 from rl.controller.scored_datasets import scored_datasets
+from rl.core.metric_registry import find_spec, metric_groups
 from rl.data.config import ReasoningGymDataset
 from rl.environments.config import FunctionEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
 
+_TRAIN = "train/"
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
 # Names of validation metrics; beside them env/<the environment's own>.
 VALIDATION_METRICS = (
@@ -88,10 +90,17 @@ def metric_name_has_a_prefix(config: MasterConfig) -> Iterator[Conflict]:
 
 
 def metric_name_is_known(config: MasterConfig) -> Iterator[Conflict]:
-    """The names of validation metrics are known before the run; those of training after its first step."""
+    """All names are known before the run, but for those that an environment adds."""
     name, key = config.checkpointing.metric_name or "", "checkpointing.metric_name"
     kind, _, metric = name.partition(":")
-    if kind != "val" or not metric or metric.startswith("env/") or not config.checkpointing.enabled:
+    if not metric or metric.startswith("env/") or not config.checkpointing.enabled:
+        return
+    if kind == "train" and find_spec(_TRAIN + metric) is None and find_spec(metric) is None:
+        names = [spec.name.removeprefix(_TRAIN) for _, specs in metric_groups() for spec in specs]
+        close = get_close_matches(metric, names, n=1)
+        problem = f"{key}={name} is not among the training metrics of docs/metrics.md"
+        yield Conflict((key,), problem, f"set {key}=train:{close[0] if close else 'reward'}")
+    if kind != "val":
         return
     known = [each for each in VALIDATION_METRICS if each != "pass_at_k" or config.grpo.val_num_generations > 1]
     if metric not in known:

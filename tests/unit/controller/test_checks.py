@@ -93,6 +93,11 @@ CONFLICTS = [
     ("metric_name_is_known", ["checkpointing.metric_name=val:nope"], "val:nope is not among the validation metrics"),
     (
         "metric_name_is_known",
+        ["checkpointing.metric_name=train:rewards"],
+        "not among the training metrics of docs/metrics.md; set checkpointing.metric_name=train:reward",
+    ),
+    (
+        "metric_name_is_known",
         ["checkpointing.metric_name=val:pass_at_k"],
         "pass_at_k needs grpo.val_num_generations > 1",
     ),
@@ -175,6 +180,7 @@ def test_every_check_has_a_conflict_above() -> None:
         ["policy.scheduler.name=linear", "policy.scheduler.decay_steps=10", "policy.scheduler.warmup_steps=3"],
         [*NO_VALIDATION, "data.validation=null", "checkpointing.metric_name=null"],
         [*NO_VALIDATION, "checkpointing.metric_name=train:reward"],
+        [*NO_VALIDATION, "checkpointing.metric_name=train:timing/train/total_step_time"],
         ["checkpointing.metric_name=val:env/solved"],
         ["checkpointing.metric_name=val:nope", "checkpointing.enabled=false"],
         [*NO_VALIDATION, "checkpointing.enabled=false"],

@@ -57,7 +57,7 @@ def eval_command(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Where the results go; a new folder beside the runs.")
+        Path | None, typer.Option(metavar="FOLDER", help="Where the results go; a new folder beside the run.")
     ] = None,
     allow_unknown_keys: Annotated[
         bool, typer.Option("--allow-unknown-keys", help="Ignore unknown keys, and list them.")
@@ -70,7 +70,7 @@ def eval_command(
         master, tree = load_config(path, overrides or [], allow_unknown_keys)
         for key, source in unknown_keys(tree, master):
             show(f"ignored unknown key {key} ({source})", "yellow", to_stderr=True)
-        plan = plan_evaluation(master, EvalOptions(config_name(path), checkpoint, output))
+        plan = plan_evaluation(master, EvalOptions(config_name(path), checkpoint, output, own and own.parent))
         run_evaluation = cast(_RunEvaluation, import_object(_RUN))
         report = run_evaluation(plan, tree)
         if report.interrupted:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rl.controller.checkpoint import complete_checkpoints
 from rl.controller.config import MasterConfig
-from rl.controller.dry_run import check_policy_model
+from rl.controller.dry_run import check_policy_model, log_dir
 from rl.controller.eval_config import EvalTaskConfig
 from rl.controller.run_folder import CHECKPOINTS, read_status
 from rl.core.errors import ConfigError
@@ -27,12 +27,14 @@ class EvalOptions:
     Attributes:
         config_name: Name of the configuration file without its suffix.
         checkpoint: A run folder, a checkpoint or a model folder; None = policy.model_name.
-        output: Where the results go; None = eval_NNN beside the runs of the configuration.
+        output: Where the results go; None = eval_NNN beside the run, or beside the runs of the configuration.
+        run: Folder of the run that is evaluated, where it is one.
     """
 
     config_name: str
     checkpoint: Path | None
     output: Path | None
+    run: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,12 @@ class EvalPlan:
     config: MasterConfig
     tasks: Mapping[str, EvalTaskConfig]
     options: EvalOptions
+
+    @property
+    def parent(self) -> Path:
+        """Folder in which the results get a numbered folder of their own."""
+        run = self.options.run
+        return log_dir(self.config, self.options.config_name) if run is None else run.parent
 
 
 def plan_evaluation(config: MasterConfig, options: EvalOptions) -> EvalPlan:

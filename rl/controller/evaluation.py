@@ -22,7 +22,6 @@ from rl.cluster.virtual_cluster import build_cluster
 from rl.cluster.worker_group import Cluster
 from rl.controller.closing import close_parts, without_masking
 from rl.controller.config import MasterConfig
-from rl.controller.dry_run import log_dir
 from rl.controller.engine_setup import LoadedModel, generator_request, load_model, start_generator
 from rl.controller.eval_plan import EvalPlan, environments_of
 from rl.controller.eval_results import Counting, PromptResult, Rows, TaskResult, sample_records, task_results
@@ -240,7 +239,7 @@ def _make_folder(plan: EvalPlan) -> Path:
     if plan.options.output is not None:
         plan.options.output.mkdir(parents=True)
         return plan.options.output.absolute()
-    parent = log_dir(plan.config, plan.options.config_name).absolute()
+    parent = plan.parent.absolute()
     parent.mkdir(parents=True, exist_ok=True)
     number = 1
     while True:

@@ -54,6 +54,13 @@ def test_a_checkpoint_and_a_model_folder_can_be_named_themselves(tmp_path: Path)
     assert run_config(None) is None
 
 
+def test_results_stand_beside_the_run_wherever_it_is_evaluated_from(tmp_path: Path) -> None:
+    config, _ = load_config(make_tiny_run(tmp_path).config, ["logger.log_dir=null"])
+    folder = make_run_folder(tmp_path / "exp_001", tmp_path / "model", "export")
+    assert plan_evaluation(config, EvalOptions("config", folder, None, run=folder)).parent == tmp_path
+    assert plan_evaluation(config, EvalOptions("tiny", None, None)).parent == Path("results/tiny")
+
+
 def test_what_does_not_exist_is_refused_before_anything_starts(tmp_path: Path) -> None:
     run = make_tiny_run(tmp_path)
     config, _ = load_config(run.config, [])

@@ -15,6 +15,7 @@ from rl.core.types import Prompt, Rollout
 ALL = "all"
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = "\\boxed{"
+_BRACE = re.compile(r"[{}]")
 
 
 @dataclass(frozen=True)
@@ -176,15 +177,17 @@ def _judged(rollout: Rollout, counting: Counting) -> dict[str, Any]:
 
 
 def _last_box(text: str) -> str | None:
-    """Return what the last \\boxed{...} that is closed holds, inner braces included."""
-    start = len(text)
-    while (start := text.rfind(_BOX, 0, start)) >= 0:
-        depth, begin = 1, start + len(_BOX)
-        for index in range(begin, len(text)):
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[begin:index]
-    return None
+    """Return what the last \\boxed{...} that is closed holds, inner braces included; takes one pass over the text."""
+    opened: list[int] = []
+    last: tuple[int, int] | None = None
+    for place in (match.start() for match in _BRACE.finditer(text)):
+        if text[place] == "{":
+            opened.append(place)
+        elif opened:
+            start = opened.pop()
+            if text.endswith(_BOX, 0, start + 1) and (last is None or start > last[0]):
+                last = (start, place)
+    return None if last is None else text[last[0] + 1 : last[1]]
 
 
 def _final_text(rollout: Rollout) -> str:

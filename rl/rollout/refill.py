@@ -114,6 +114,9 @@ def describe_failure(
         text += f"; rewards by group: {', '.join(shown)}" + (f", {_share(rest, tried)} others" if rest else "")
     if drops:
         text += f"; {len(drops)} groups were dropped, the last for {drops[-1].reason}: {drops[-1].detail}"
+    unscored = sum(not rewards for rewards in filtered)
+    if unscored > len(filtered) / 2:
+        return f"{text}. Most groups ended without a valid reward; run.log says why each of their rewards failed"
     return (
         f"{text}. Use easier prompts where the rewards are at their lowest and harder ones where they are at their "
         "highest, raise grpo.num_generations_per_prompt or policy.generation.temperature, or raise "

@@ -266,6 +266,12 @@ def test_many_different_rewards_are_summed_up() -> None:
     assert "10% all 3, 40% others" in text
 
 
+def test_rewards_that_fail_are_not_blamed_on_the_prompts() -> None:
+    text = describe_failure(Refill(has_varied_rewards, 5, 2), 3, 4, [(), (), (1.0,)], [])
+    assert "run.log says why" in text and "Use easier prompts" not in text
+    assert "Use easier prompts" in describe_failure(Refill(has_varied_rewards, 5, 2), 3, 4, [(), (0.0,), (1.0,)], [])
+
+
 @dataclass
 class Interleaving:
     """A buffer under moves that hypothesis picks; checks its ledger after each of them."""

@@ -250,9 +250,11 @@ class _WarningsToTerminal(logging.Handler):
 def _key_figures(history: Sequence[Mapping[str, Any]], rewards: Sequence[tuple[float, float]]) -> list[tuple[str, str]]:
     figures = []
     if len(rewards) >= 2:
-        first, last = rewards[: min(2, len(rewards))], rewards[-5:]
+        half = len(rewards) // 2  # a short run has fewer steps in both, and none in both at once
+        first, last = rewards[: min(2, half)], rewards[-min(5, half) :]
         means = [sum(reward for _, reward in part) / len(part) for part in (first, last)]
-        figures.append(("reward", f"{means[0]:.3f} (first {len(first)} steps) to {means[1]:.3f} (last {len(last)})"))
+        steps = "step" if len(first) == 1 else "steps"
+        figures.append(("reward", f"{means[0]:.3f} (first {len(first)} {steps}) to {means[1]:.3f} (last {len(last)})"))
     accuracy = [float(line["validation/accuracy"]) for line in history if "validation/accuracy" in line]
     if accuracy:
         figures.append(

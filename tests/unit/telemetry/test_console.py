@@ -100,6 +100,13 @@ def test_warnings_of_any_module_of_ours_are_shown_once_and_kept(make, tmp_path):
     assert all(word in log for word in ("the disk is slow", "noise", "detail"))
 
 
+def test_the_figures_of_a_short_run_count_no_step_twice(make):
+    console, out = make()
+    history = [{"step": step, "time_s": 1.0, "train/reward": step / 10} for step in (1, 2, 3)]
+    console.summary(history, {}, "finished 3 steps")
+    assert "0.100 (first 1 step) to 0.300 (last 1)" in out.getvalue()
+
+
 def test_the_summary_shows_the_curve_figures_and_paths(make, tmp_path):
     console, out = make()
     history = [{"step": 0, "time_s": 1.0, "validation/accuracy": 0.474}]

@@ -80,7 +80,8 @@ class GDPO:
 def _components(batch: TrainBatch) -> Tensor:
     if batch.reward_components is None or len(batch.component_names) < 2:
         raise ConfigError(
-            f"grpo.adv_estimator.name=gdpo needs at least 2 reward components, but the environment reports "
-            f"{list(batch.component_names)}; let it return named components, or use another estimator"
+            "grpo.adv_estimator.name=gdpo needs at least 2 reward components, but the rewards of this step have "
+            f"{', '.join(batch.component_names) or 'none'}; let your function return {{component: number}} for each "
+            "completion, give one function for each component in targets, or use another grpo.adv_estimator.name"
         )
     return batch.reward_components

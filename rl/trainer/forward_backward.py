@@ -126,8 +126,6 @@ def _logprobs_and_entropy(
         return torch.zeros(counted.numel()), torch.zeros(counted.numel())
     layout = lay_out(work.batch, work.rows, counted, work.width).to(model.device)
     logits = model.logits_at(layout.tokens, layout.places, layout.position_ids, layout.mask)
-    if layout.rows is not None:
-        logits = logits[layout.rows]
     logprobs, entropy = token_logprobs(
         logits,
         layout.targets,

@@ -20,14 +20,14 @@ _NOWHERE = -1
 
 @dataclass(frozen=True)
 class Layout:
-    """R rows of S positions; C counted tokens, predicted as K different (place, target) pairs at D places.
+    """R rows of S positions; C counted tokens, predicted as K different (place, target) pairs.
 
     Attributes:
         tokens: [R, S] int64.
         position_ids: [R, S] int64, or None where every row counts from 0.
         mask: [R, 1, S, S] bool, whether a position (third axis) sees another (fourth); None for plain causal rows.
-        places: [D] int64, ascending indices into the flattened rows, of the positions that predict something.
-        rows: [K] int64, the index into `places` of each pair; None when that is 0..D - 1.
+        places: [K] int64, ascending indices into the flattened rows: where each pair is predicted. Where siblings part
+            one place has several pairs; its logits are computed for each, which is cheaper than a copy of all logits.
         targets: [K] int64, the token to predict.
         pairs: [C] int64, the pair of each counted token, in the order of the batch.
     """
@@ -36,16 +36,14 @@ class Layout:
     position_ids: Tensor | None
     mask: Tensor | None
     places: Tensor
-    rows: Tensor | None
     targets: Tensor
     pairs: Tensor
 
     def to(self, device: torch.device) -> "Layout":
         """Return it with all that the model needs on `device`; `pairs` stays where it is."""
-        moved = (t if t is None else t.to(device) for t in (self.position_ids, self.mask, self.rows))
-        position_ids, mask, rows = moved
+        position_ids, mask = (t if t is None else t.to(device) for t in (self.position_ids, self.mask))
         tokens, places, targets = (t.to(device) for t in (self.tokens, self.places, self.targets))
-        return Layout(tokens, position_ids, mask, places, rows, targets, self.pairs)
+        return Layout(tokens, position_ids, mask, places, targets, self.pairs)
 
 
 def lay_out(batch: TrainBatch, rows: Sequence[Row], counted: Tensor, width: int) -> Layout:
@@ -78,9 +76,9 @@ def lay_out(batch: TrainBatch, rows: Sequence[Row], counted: Tensor, width: int)
     predicting = place_of[counted.nonzero().squeeze(1) - 1]
     if bool((predicting == _NOWHERE).any()):
         raise ValueError("a counted token is in no row of the micro-batch")
-    places, distinct_targets, sources, pairs = _distinct(predicting, targets)
-    repeats = None if sources.numel() == places.numel() else sources
-    return Layout(tokens.view(len(rows), width), position_ids, mask, places, repeats, distinct_targets, pairs)
+    vocabulary = int(targets.max()) + 1
+    keys, pairs = torch.unique(predicting * vocabulary + targets, return_inverse=True)
+    return Layout(tokens.view(len(rows), width), position_ids, mask, keys // vocabulary, keys % vocabulary, pairs)
 
 
 def _segments(batch: TrainBatch, row: Row, lengths: list[int]) -> list[Segment]:
@@ -130,12 +128,3 @@ def visible(segments: Sequence[Segment], width: int) -> Tensor:
         place = end
     visible[place:, place:] = torch.ones(width - place, width - place, dtype=torch.bool).tril()
     return visible
-
-
-def _distinct(predicting: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the distinct places [D]; target [K] and index into the places [K] of each distinct pair; and the pair of
-    each counted token [C]."""
-    vocabulary = int(targets.max()) + 1
-    keys, pairs = torch.unique(predicting * vocabulary + targets, return_inverse=True)
-    places, sources = torch.unique(keys // vocabulary, return_inverse=True)
-    return places, keys % vocabulary, sources, pairs

@@ -85,7 +85,7 @@ class CausalModel:
 
         Args:
             tokens: [B, S] int64.
-            places: [D] int64, indices into the B x S positions in row-major order.
+            places: [D] int64, indices into the B x S positions in row-major order; may repeat.
             position_ids: [B, S] int64; None = 0, 1, ... in each row.
             mask: [B, 1, S, S] bool, whether a position (third axis) sees another (fourth); None = causal.
             exact: Compute in float32 whatever the precision.

@@ -99,8 +99,7 @@ def test_a_changed_token_of_one_sequence_leaves_its_neighbours_in_the_row_bit_eq
         layout = lay_out(batch.with_columns(tokens=tokens), [row], batch.loss_mask, 16)
         with torch.no_grad():
             logits = model.logits_at(layout.tokens, layout.places, layout.position_ids, layout.mask)
-        rows = logits if layout.rows is None else logits[layout.rows]
-        logprobs = rows.log_softmax(-1).gather(1, layout.targets[:, None])[:, 0][layout.pairs]
+        logprobs = logits.log_softmax(-1).gather(1, layout.targets[:, None])[:, 0][layout.pairs]
         parts.append(torch.zeros(batch.num_tokens).masked_scatter(batch.loss_mask, logprobs))
     before, after = parts
     others = batch.sequence_ids > 0
@@ -112,7 +111,7 @@ def test_a_row_of_one_sequence_needs_neither_mask_nor_positions(tiny_model: Path
     batch = TrainBatch.from_groups(random_groups(2))
     for work in cut(batch):
         layout = lay_out(work.batch, work.rows, work.batch.loss_mask, work.width)
-        assert (layout.mask, layout.position_ids, layout.rows) == (None, None, None)
+        assert (layout.mask, layout.position_ids) == (None, None)
 
 
 def test_siblings_that_say_the_same_are_computed_once_and_predicted_once() -> None:
@@ -129,8 +128,7 @@ def test_the_last_prompt_token_predicts_the_first_token_of_every_sibling() -> No
     batch = TrainBatch.from_groups([make_group(0, answers)])
     [work] = cut(batch, batch.loss_mask, share_prefixes="on")
     layout = lay_out(work.batch, work.rows, work.batch.loss_mask, work.width)
-    assert layout.rows is not None
-    assert (layout.places.tolist(), layout.rows.tolist()) == ([1], [0, 0, 0])
+    assert (layout.places.tolist(), layout.targets.tolist()) == ([1, 1, 1], [70, 71, 72])
     assert layout.targets[layout.pairs].tolist() == [72, 70, 71]
 
 

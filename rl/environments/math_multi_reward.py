@@ -16,12 +16,11 @@ import re
 
 from rl.core.types import Completion, FinishReason, Prompt, RolloutStatus
 from rl.environments.base import Episode, StepResult
-from rl.environments.completion_form import thinking_flags
+from rl.environments.completion_form import tagged_answer, thinking_flags
 from rl.environments.config import MATH_COMPONENTS, MathMultiRewardEnvConfig
 from rl.environments.outcomes import failed
 
 _ANSWER_KEY = "answer"
-_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _STRICT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
 _TAGS_OF_STRICT_FORMAT = 4
@@ -65,9 +64,8 @@ class MathMultiRewardEnvironment:
 
 def score_tags(text: str, reference: str, ended: bool) -> dict[str, float]:
     """Return the components of an answer in tags; the last pair of <answer> tags counts."""
-    answers = _ANSWER.findall(text)
-    is_strict = _STRICT.fullmatch(text) is not None and len(_TAG.findall(text)) == _TAGS_OF_STRICT_FORMAT
-    return _components(answers[-1] if answers else "", reference, is_strict)
+    is_strict = len(_TAG.findall(text)) == _TAGS_OF_STRICT_FORMAT and _STRICT.fullmatch(text) is not None
+    return _components(tagged_answer(text) or "", reference, is_strict)
 
 
 def score_line(text: str, reference: str, ended: bool) -> dict[str, float]:

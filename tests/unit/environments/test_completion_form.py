@@ -1,7 +1,7 @@
 import pytest
 
 from rl.core.types import TurnFlag
-from rl.environments.completion_form import is_thinking_malformed, thinking_flags
+from rl.environments.completion_form import is_thinking_malformed, tagged_answer, thinking_flags
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,18 @@ def test_think_tags_must_alternate(text, malformed):
     assert is_thinking_malformed(text) is malformed
     assert thinking_flags(text, True) == (frozenset({TurnFlag.MALFORMED_THINKING}) if malformed else frozenset())
     assert thinking_flags(text, False) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("12", None),
+        ("<answer>12", None),
+        ("</answer><answer>", None),
+        ("<answer>12</answer> or <answer> 13 </answer>.", " 13 "),
+        ("<answer>1<answer>2</answer>", "1<answer>2"),
+        ("<answer>4</answer>" + "<answer>" * 100_000, "4"),  # in linear time
+    ],
+)
+def test_the_last_pair_of_answer_tags_holds_the_answer(text, answer):
+    assert tagged_answer(text) == answer

@@ -18,8 +18,9 @@ from rl.controller.config import MasterConfig
 from rl.controller.disk import check_disk, needed_bytes
 from rl.controller.model_check import check_model_folder
 from rl.controller.resume import check_resume
-from rl.core.errors import ConfigError, FatalError
-from rl.data.datasets import check_dataset
+from rl.core.errors import ConfigError, DataError, FatalError
+from rl.data.config import DatasetConfig
+from rl.data.datasets import check_dataset, known_columns
 from rl.data.model_source import (
     FolderSource,
     HubSource,
@@ -29,7 +30,7 @@ from rl.data.model_source import (
     default_cache_dir,
     parse_model_name,
 )
-from rl.environments.registry import check_environments
+from rl.environments.registry import check_columns, check_environments
 from rl.telemetry.logger import check_logger
 
 _GIB = 2**30
@@ -106,7 +107,19 @@ def _dataset(config: MasterConfig, part: str) -> str:
 
 def _rewards(config: MasterConfig) -> str:
     check_environments(config.env)
+    name, env = config.data.env_name, config.env[config.data.env_name]
+    for part, dataset in (("data.train", config.data.train), ("data.validation", config.data.validation)):
+        columns = _known_columns(dataset)
+        if columns is not None:
+            check_columns(env, name, columns, part)
     return f"{config.data.env_name}: {config.env[config.data.env_name].kind}"
+
+
+def _known_columns(dataset: DatasetConfig | None) -> frozenset[str] | None:
+    try:
+        return None if dataset is None else known_columns(dataset)
+    except (ConfigError, DataError):
+        return None  # reported by the check of the data
 
 
 def _loggers(config: MasterConfig) -> str:

@@ -79,6 +79,19 @@ def check_dataset(config: DatasetConfig) -> None:
             pass
 
 
+def known_columns(config: DatasetConfig) -> frozenset[str] | None:
+    """Return the columns that the first row gives to reward functions; None where that is not known without loading.
+
+    Raises:
+        ConfigError: as in `check_dataset`, which goes before.
+        DataError: the row is faulty.
+    """
+    if not isinstance(config, JsonlDataset):
+        return None
+    row = next(_jsonl_rows(config), None)
+    return None if row is None else frozenset(row.metadata)
+
+
 def _all_jsonl_rows(config: JsonlDataset) -> list[Row]:
     rows = list(_jsonl_rows(config))
     if not rows:

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.abc import InspectLoader
-from importlib.machinery import PathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from typing import cast
 
 from rl.core.errors import ConfigError
@@ -13,6 +13,7 @@ from rl.core.imports import import_object
 from rl.environments.base import Environment
 from rl.environments.config import EnvConfig, EnvironmentConfig, FunctionEnvConfig, FunctionToolConfig, ToolsEnvConfig
 from rl.environments.machine_checks import check_machine
+from rl.environments.signatures import needed_columns
 
 # Names of a module that may have any other one too: compiled ones, and those with `import *`, count as if they did.
 _UNTOLD = frozenset({"__getattr__"})
@@ -46,6 +47,32 @@ def check_environments(env: EnvConfig) -> None:
         check_machine(config, f"env.{name}")
 
 
+def check_columns(config: EnvironmentConfig, name: str, columns: frozenset[str], dataset: str) -> None:
+    """Refuse reward functions of the environment `name` that need columns which the rows lack, where sources tell.
+
+    Args:
+        config: Of the environment; `check_environments` has accepted it.
+        name: Its name.
+        columns: Those that the rows give to functions.
+        dataset: How messages call the dataset.
+
+    Raises:
+        ConfigError: a function cannot be called with these columns.
+    """
+    for key, target in _targets(config, f"env.{name}"):
+        module, _, function = target.partition(":")
+        if isinstance(config, ToolsEnvConfig) and ".tools." in key:
+            continue  # its arguments are those of a call
+        spec = _find_module(module)
+        needed = None if spec is None else needed_columns(spec, function)
+        missing = sorted((needed or frozenset()) - columns)
+        if missing:
+            raise ConfigError(
+                f"{key}: {target} needs the column(s) {', '.join(missing)}; {dataset} has "
+                f"{', '.join(sorted(columns)) or 'none'} beside prompts and completions"
+            )
+
+
 def _targets(config: EnvironmentConfig, prefix: str) -> Iterator[tuple[str, str]]:
     """Yield the user's functions with their dotted keys."""
     match config:
@@ -73,12 +100,7 @@ def _check_target(target: str, key: str) -> None:
 
 def _names_bound(module: str, target: str, key: str) -> set[str]:
     """Return the names that a module's top level binds, from its compiled code; nothing is imported or run."""
-    # Where scoring processes look: the import path, then where the command runs.
-    folders: Sequence[str] | None = [*sys.path, os.getcwd()]
-    spec = None
-    for part in module.split("."):
-        spec = PathFinder.find_spec(part, folders) if folders else None
-        folders = spec.submodule_search_locations if spec is not None else None
+    spec = _find_module(module)
     if spec is None:
         raise ConfigError(
             f"{key}: there is no module '{module}' (of '{target}') on the import path or in {os.getcwd()}; "
@@ -91,3 +113,13 @@ def _names_bound(module: str, target: str, key: str) -> set[str]:
     if code is None or ("*",) in code.co_consts:
         return set(_UNTOLD)
     return {step.argval for step in dis.get_instructions(code) if step.opname in ("STORE_NAME", "STORE_GLOBAL")}
+
+
+def _find_module(module: str) -> ModuleSpec | None:
+    """Look where scoring processes do: the import path, then where the command runs."""
+    folders: Sequence[str] | None = [*sys.path, os.getcwd()]
+    spec = None
+    for part in module.split("."):
+        spec = PathFinder.find_spec(part, folders) if folders else None
+        folders = spec.submodule_search_locations if spec is not None else None
+    return spec

@@ -33,6 +33,24 @@ def test_a_reward_function_is_found_in_the_users_folder_without_running_it(folde
     assert "no module 'your_rewards'" in _problems((mine % "score").replace("my_", "your_"))["reward"]
 
 
+def test_a_column_that_a_reward_function_needs_and_the_rows_lack_is_found(folder: Path) -> None:
+    (folder / "rows.jsonl").write_text('{"question": "1+1?", "sum": 2, "level": 1}\n')
+    (folder / "my_rewards.py").write_text(
+        "def right(prompts, completions, answer, level): ...\n"
+        "async def wrong(completions, answers, *, level, hard, bonus=1): ...\n"
+        "def any(completions, answers=None, **columns): ...\n"
+    )
+    rows = "data.train={_override_: true, kind: jsonl, path: rows.jsonl, prompt_key: question, answer_key: sum}"
+    mine = "env.math={_override_: true, kind: function, target: 'my_rewards:%s'}"
+    off = ["data.validation=null", "grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false"]
+    off += ["checkpointing.metric_name=null", "data.prompt_format=chat"]
+    assert _problems(rows, mine % "right", *off) == _problems(rows, mine % "any", *off) == {}
+    assert _problems(rows, mine % "wrong", *off) == {
+        "reward": "env.math.target: my_rewards:wrong needs the column(s) answers, hard; data.train has answer, level "
+        "beside prompts and completions"
+    }
+
+
 def test_a_logger_that_is_not_installed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "pip install wandb" in _problems("logger.tensorboard_enabled=false", "logger.wandb_enabled=true")["loggers"]

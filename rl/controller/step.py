@@ -135,10 +135,13 @@ class TrainStep:
             batch, filtered = algorithm.filter(batch)
             batch = batch.with_columns(**algorithm.advantages(batch))
         if not bool((batch.token_weights > 0).any()):
+            sequences, invalid = batch.num_sequences, int((~batch.valid).sum())
+            rest = "" if invalid == sequences else "; filters dropped the rest"
             _log.error(
-                "nothing is learned from this step: of %d sequences, %d have no valid reward; filters dropped the rest",
-                batch.num_sequences,
-                int((~batch.valid).sum()),
+                "nothing is learned from this step: of %d sequences, %d have no valid reward%s",
+                sequences,
+                invalid,
+                rest,
             )
         return batch, shaped | filtered
 

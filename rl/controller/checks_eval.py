@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
+from rl.controller.eval_results import ALL
 
 
 def k_is_at_most_n(config: MasterConfig) -> Iterator[Conflict]:
@@ -50,9 +51,17 @@ def tasks_have_environments(config: MasterConfig) -> Iterator[Conflict]:
             yield Conflict((key, "env"), problem, f"add env.{task.env_name}.kind, or change {key}")
 
 
+def no_task_is_called_all(config: MasterConfig) -> Iterator[Conflict]:
+    """The results of all tasks together need a name of their own."""
+    if ALL in config.eval.tasks:
+        key = f"eval.tasks.{ALL}"
+        yield Conflict((key,), f"{key}: the results of all tasks together have this name", "give it another name")
+
+
 EVAL_CHECKS: list[Check] = [
     k_is_at_most_n,
     several_samples_differ,
     completion_fits_the_context,
     tasks_have_environments,
+    no_task_is_called_all,
 ]

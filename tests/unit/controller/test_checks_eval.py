@@ -31,6 +31,7 @@ TASK = "eval.tasks.sums={dataset: {kind: few_shot_addition}, env_name: nowhere}"
         ),
         (["grpo.val_temperature=1", "grpo.val_num_generations=2", "grpo.val_top_k=1"], "repeats one greedy sample"),
         ([TASK], "eval.tasks.sums.env_name=nowhere is not among the environments of env: reward"),
+        (["eval.tasks.all={dataset: {kind: few_shot_addition}}"], "eval.tasks.all: the results of all tasks together"),
         (["eval.temprature=1"], "did you mean temperature"),
     ],
 )

@@ -11,9 +11,9 @@ from typing import Any
 
 from rl.controller.pass_at_k import Vote, consensus_at_k, pass_at_k
 from rl.core.types import Prompt, Rollout
+from rl.environments.completion_form import tagged_answer
 
 ALL = "all"
-_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 _BOX = "\\boxed{"
 _BRACE = re.compile(r"[{}]")
 
@@ -106,8 +106,7 @@ def voting_answer(text: str) -> str | None:
 
     White space at the ends and dollar signs around it do not count, and inner white space is one space.
     """
-    boxed, tagged = _last_box(text), _TAGGED.findall(text)
-    found = boxed if boxed is not None else tagged[-1] if tagged else text
+    found = next((part for part in (_last_box(text), tagged_answer(text)) if part is not None), text)
     answer = " ".join(found.split()).strip("$").strip()
     return answer or None
 

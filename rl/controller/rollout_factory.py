@@ -1,6 +1,7 @@
 """Rollout managers out of the configuration: for training, for each validation and for evaluation."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rl.controller.config import MasterConfig
 from rl.core.clock import Clock
@@ -59,26 +60,23 @@ class RolloutFactory:
     def validation_sampling(self) -> SamplingParams:
         """As the grpo.val_* keys say; the ends of a completion are those of training."""
         grpo, training = self._config.grpo, self.training_sampling()
-        return SamplingParams(
+        return replace(
+            training,
             temperature=grpo.val_temperature,
             top_p=grpo.val_top_p,
             top_k=grpo.val_top_k,
             max_new_tokens=training.max_new_tokens if grpo.val_max_new_tokens is None else grpo.val_max_new_tokens,
-            stop_token_ids=training.stop_token_ids,
-            stop_strings=training.stop_strings,
-            seed=training.seed,
         )
 
     def evaluation_sampling(self) -> SamplingParams:
         """As the `eval` section says; the ends of a completion are those of training."""
         section, training = self._config.eval, self.training_sampling()
-        return SamplingParams(
+        return replace(
+            training,
             temperature=section.temperature,
             top_p=section.top_p,
             top_k=section.top_k,
             max_new_tokens=training.max_new_tokens if section.max_new_tokens is None else section.max_new_tokens,
-            stop_token_ids=training.stop_token_ids,
-            stop_strings=training.stop_strings,
             seed=section.seed,
         )
 

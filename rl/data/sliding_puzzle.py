@@ -11,7 +11,7 @@ from rl.data.columns import PLAIN_TEXT, Row
 from rl.data.config import SlidingPuzzleDataset
 
 BOARD = "board"
-_GAP = 0
+GAP = 0
 _RULES = (
     "Slide the tiles until they stand in order, row by row, with the gap (.) last.\n"
     "A move slides a tile that is next to the gap into it: <action>up</action>, <action>down</action>, "
@@ -24,12 +24,16 @@ def sliding_puzzle_rows(config: SlidingPuzzleDataset) -> Sequence[Row]:
     return [_row(config, index) for index in range(config.size)]
 
 
+def show_board(board: Sequence[Sequence[int]]) -> str:
+    """Return the board as lines of text; a point is the gap."""
+    return "\n".join(" ".join("." if tile == GAP else str(tile) for tile in row) for row in board)
+
+
 def _row(config: SlidingPuzzleDataset, index: int) -> Row:
     board = _shuffled(config, random.Random(f"{config.seed}:{index}"))
-    shown = "\n".join(" ".join("." if tile == _GAP else str(tile) for tile in row) for row in board)
     return Row(
         row_id=f"sliding_puzzle:{config.seed}:{index}",
-        messages=(Message(PLAIN_TEXT, f"{_RULES}{shown}\n"),),
+        messages=(Message(PLAIN_TEXT, f"{_RULES}{show_board(board)}\n"),),
         metadata={BOARD: board},
     )
 
@@ -41,16 +45,16 @@ def _shuffled(config: SlidingPuzzleDataset, generator: random.Random) -> list[li
     for _ in range(config.shuffle_moves):
         ways = [place for place in _neighbours(gap, config) if place != before]
         place = generator.choice(ways)
-        board[gap[0]][gap[1]], board[place[0]][place[1]] = board[place[0]][place[1]], _GAP
+        board[gap[0]][gap[1]], board[place[0]][place[1]] = board[place[0]][place[1]], GAP
         gap, before = place, gap
     if board == _solved(config.rows, config.columns):
         place = generator.choice(list(_neighbours(gap, config)))
-        board[gap[0]][gap[1]], board[place[0]][place[1]] = board[place[0]][place[1]], _GAP
+        board[gap[0]][gap[1]], board[place[0]][place[1]] = board[place[0]][place[1]], GAP
     return board
 
 
 def _solved(rows: int, columns: int) -> list[list[int]]:
-    tiles = [*range(1, rows * columns), _GAP]
+    tiles = [*range(1, rows * columns), GAP]
     return [tiles[row * columns : (row + 1) * columns] for row in range(rows)]
 
 

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Sequence
 
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus
+from rl.data.columns import PLAIN_TEXT
 from rl.environments.base import Episode, StepResult
 from rl.environments.completion_form import thinking_flags
 from rl.environments.config import FunctionEnvConfig
@@ -21,8 +22,6 @@ from rl.environments.outcomes import failed, failed_task
 from rl.environments.pool import Outcome, OutcomeKind, ScorerPool
 from rl.environments.reward_components import Weighed, weigh_group
 from rl.environments.reward_function import Fault, SampleValue, Value, call_function, prepare_functions
-
-_PLAIN_TEXT = "text"
 
 
 class FunctionEnvironment:
@@ -98,6 +97,6 @@ def _ended(completion: Completion) -> float:
 
 
 def _plain(messages: Sequence[Message]) -> str | list[dict[str, str]]:
-    if len(messages) == 1 and messages[0].role == _PLAIN_TEXT:
+    if len(messages) == 1 and messages[0].role == PLAIN_TEXT:
         return messages[0].content
     return [{"role": message.role, "content": message.content} for message in messages]

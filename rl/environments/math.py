@@ -1,11 +1,10 @@
 """MathEnvironment: 1 when a completion's answer equals the reference answer, else 0."""
 
 from rl.core.types import Completion, FinishReason, Prompt
+from rl.data.columns import ANSWER
 from rl.environments.answers import Judgement, judge_answer, judge_literal_answer, prepare_math
 from rl.environments.config import MathEnvConfig
 from rl.environments.single_turn import SingleTurnEnvironment, Task, Unscorable
-
-_ANSWER = "answer"
 
 
 class MathEnvironment(SingleTurnEnvironment):
@@ -18,7 +17,7 @@ class MathEnvironment(SingleTurnEnvironment):
 
     def task(self, prompt: Prompt, completion: Completion) -> Task | float:
         """Return the comparison; a literal answer that did not end by itself is wrong without one."""
-        reference = prompt.metadata.get(_ANSWER)
+        reference = prompt.metadata.get(ANSWER)
         if reference is None:
             raise Unscorable(f"prompt {prompt.prompt_id} has no reference answer; set answer_key")
         if self._is_literal and completion.finish_reason is not FinishReason.STOP:

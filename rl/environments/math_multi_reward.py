@@ -15,12 +15,12 @@ import math
 import re
 
 from rl.core.types import Completion, FinishReason, Prompt, RolloutStatus
+from rl.data.columns import ANSWER
 from rl.environments.base import Episode, StepResult
 from rl.environments.completion_form import tagged_answer, thinking_flags
 from rl.environments.config import MATH_COMPONENTS, MathMultiRewardEnvConfig
 from rl.environments.outcomes import failed
 
-_ANSWER_KEY = "answer"
 _STRICT = re.compile(r"\s*<think>(.*?)</think>\s*<answer>(.*?)</answer>\s*", re.DOTALL)
 _TAG = re.compile(r"</?(?:think|answer)>")
 _TAGS_OF_STRICT_FORMAT = 4
@@ -45,7 +45,7 @@ class MathMultiRewardEnvironment:
         """Nothing to end."""
 
     def _score(self, prompt: Prompt, completion: Completion) -> StepResult:
-        reference = prompt.metadata.get(_ANSWER_KEY)
+        reference = prompt.metadata.get(ANSWER)
         if reference is None:
             detail = f"prompt {prompt.prompt_id} has no reference answer; set answer_key"
             return failed(RolloutStatus.REWARD_ERROR, detail)

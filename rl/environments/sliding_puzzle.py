@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl.core.types import Message, Prompt, RolloutStatus
+from rl.data.sliding_puzzle import BOARD, GAP, show_board
 from rl.environments.base import Episode, StepResult
 from rl.environments.config import SlidingPuzzleEnvConfig
 from rl.environments.outcomes import failed
 
-_BOARD = "board"
-GAP = 0
 Board = tuple[tuple[int, ...], ...]
 # Where the tile that moves stands, seen from the gap: (row, column).
 _TILE_FROM_GAP = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}
@@ -99,22 +98,17 @@ def is_solved(board: Board) -> bool:
     return tiles == [*range(1, len(tiles)), GAP]
 
 
-def show_board(board: Board) -> str:
-    """Return the board as lines of text; a point is the gap."""
-    return "\n".join(" ".join("." if tile == GAP else str(tile) for tile in row) for row in board)
-
-
 def read_board(metadata: Mapping[str, Any]) -> Board:
     """Read the start board of a prompt.
 
     Raises:
         ValueError: there is none, or it is no rectangle of the numbers from 0 on.
     """
-    rows = metadata.get(_BOARD)
+    rows = metadata.get(BOARD)
     if not isinstance(rows, Sequence) or not all(
         isinstance(row, Sequence) and len(row) == len(rows[0]) for row in rows
     ):
-        raise ValueError(f"it has no board of equal rows (metadata '{_BOARD}' is {rows!r:.60})")
+        raise ValueError(f"it has no board of equal rows (metadata '{BOARD}' is {rows!r:.60})")
     tiles = [tile for row in rows for tile in row]
     if not tiles or set(tiles) != set(range(len(tiles))):
         raise ValueError(f"its board {rows!r:.60} does not hold each number from 0 to {len(tiles) - 1} once")

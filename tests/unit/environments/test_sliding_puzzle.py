@@ -3,6 +3,7 @@ import pytest
 from rl.core.types import Prompt, RolloutStatus
 from rl.data.config import SlidingPuzzleDataset
 from rl.data.datasets import load_rows
+from rl.data.sliding_puzzle import show_board
 from rl.environments.base import Episode
 from rl.environments.config import SlidingPuzzleEnvConfig
 from rl.environments.sliding_puzzle import (
@@ -10,7 +11,6 @@ from rl.environments.sliding_puzzle import (
     find_action,
     is_solved,
     read_board,
-    show_board,
     slide,
 )
 from tests.support.completions import completion, text_prompt

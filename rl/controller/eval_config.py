@@ -14,7 +14,7 @@ class EvalTaskConfig(ConfigModel):
 class EvalConfig(ConfigModel):
     """What `tandem eval` samples and how it counts; training does not read it."""
 
-    num_generations: int = operational(1, ge=1, description="Samples of each prompt, n.")
+    num_generations: int = operational(1, ge=1, le=10_000, description="Samples of each prompt, n.")
     k: list[int] = operational([1], min_length=1, description="The k of pass@k and cons@k, each at most n.")
     temperature: float = operational(0.0, ge=0, description="Sampling temperature; 0 = greedy.")
     top_p: float = operational(1.0, gt=0, le=1, description="Nucleus mass.")

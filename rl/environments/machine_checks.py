@@ -59,8 +59,11 @@ def _check_reward_model(config: RewardModelEnvConfig, key: str) -> None:
 
 def _check_labels(folder: Path, subject: str) -> None:
     settings = json.loads((folder / "config.json").read_text())
-    if any(name.endswith("ForCausalLM") for name in settings.get("architectures") or []):
+    architectures, names = settings.get("architectures") or [], settings.get("id2label") or {}
+    if not isinstance(architectures, list) or not isinstance(names, dict):
+        raise ConfigError(f"{subject}: architectures in its config.json must be a list, and id2label an object")
+    if any(str(name).endswith("ForCausalLM") for name in architectures):
         raise ConfigError(f"{subject} is a language model, not a sequence classifier trained to give rewards")
-    labels = len(settings.get("id2label") or range(_DEFAULT_LABELS))
+    labels = len(names) or _DEFAULT_LABELS
     if labels != 1:
         raise ConfigError(f"{subject} gives {labels} numbers, and a reward is one; use a classifier with one label")

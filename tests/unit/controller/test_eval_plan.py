@@ -80,3 +80,8 @@ def test_there_must_be_data(tmp_path: Path) -> None:
     config, _ = load_config(run.config, ["data.validation=null"])
     with pytest.raises(ConfigError, match=r"set data.validation, or eval.tasks.<name>.dataset"):
         plan_evaluation(config, options())
+
+
+def test_more_samples_than_memory_holds_are_refused_at_load(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"eval\.num_generations=100000000: must be int .*<= 10000"):
+        load_config(make_tiny_run(tmp_path).config, ["eval.num_generations=100000000"])

@@ -43,6 +43,9 @@ def test_without_one_nothing_is_started(config, no_bubblewrap):
         ({}, "gives 2 numbers"),
         ({"id2label": {"0": "a", "1": "b", "2": "c"}}, "gives 3 numbers"),
         ({"id2label": {"0": "a"}, "architectures": ["LlamaForCausalLM"]}, "is a language model"),
+        ({"id2label": 5}, "id2label an object"),
+        ({"id2label": {"0": "a"}, "architectures": "LlamaForCausalLM"}, "must be a list"),
+        ({"architectures": [None]}, "gives 2 numbers"),
     ],
 )
 def test_a_model_that_gives_no_reward_is_found_before_it_is_loaded(tmp_path, settings, words):

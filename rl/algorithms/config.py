@@ -100,8 +100,8 @@ class RewardPenaltiesConfig(ConfigModel):
 class GRPOConfig(ConfigModel):
     """Group Relative Policy Optimization: the batch, its advantages, and when to validate."""
 
-    num_prompts_per_step: int = Field(32, ge=1, description="Prompt groups of one step.")
-    num_generations_per_prompt: int = Field(16, ge=1, description="Rollouts of one prompt.")
+    num_prompts_per_step: int = Field(32, ge=1, le=1_000_000, description="Prompt groups of one step.")
+    num_generations_per_prompt: int = Field(16, ge=1, le=10_000, description="Rollouts of one prompt.")
     max_num_steps: int = operational(1000, ge=1, description="RL steps of the run.")
     normalize_rewards: bool = Field(True, description="Divide by the group's standard deviation.")
     use_leave_one_out_baseline: bool = Field(

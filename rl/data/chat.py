@@ -83,7 +83,7 @@ class PromptTokenizer:
         Raw format: the one plain text. Chat format: the system prompt, then the row, in which plain text is the user's.
 
         Raises:
-            DataError: a conversation of several messages in raw format.
+            DataError: a conversation of several messages in raw format, or two system messages.
         """
         if self._raw:
             if len(row_messages) != 1:
@@ -94,6 +94,11 @@ class PromptTokenizer:
         chat = tuple(Message("user", m.content) if m.role == PLAIN_TEXT else m for m in row_messages)
         if self._system_prompt is None:
             return chat
+        if chat[0].role == "system":
+            raise DataError(
+                "the row begins with a system message of its own, and data.system_prompt would put a second one before "
+                "it; leave one of them out"
+            )
         return (Message("system", self._system_prompt), *chat)
 
     def encode(self, row_messages: Sequence[Message]) -> tuple[int, ...]:

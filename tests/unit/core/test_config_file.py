@@ -172,6 +172,10 @@ def test_every_value_has_a_source(folder: Path) -> None:
         ),
         ("data:\n  validation:\n    part: heldout\n", "x.yaml:3: data.validation.kind is required: one of jsonl, hf"),
         ("policy:\n  generation:\n    backend: sglang\n", "policy.generation.backend=sglang: must be one of vllm, hf"),
+        (
+            "grpo:\n  num_generations_per_prompt: 100000000\n",
+            "x.yaml:3: grpo.num_generations_per_prompt=100000000: must be int >= 1 and <= 10000",
+        ),
         ("grpo: 3\n", "x.yaml:2: grpo=3: must be a section"),
         ("cluster:\n", "x.yaml:2: cluster=null: must be a section"),
         (

@@ -49,6 +49,13 @@ def test_a_system_prompt_comes_first(folder):
         tokenizer(folder, system_prompt="x", prompt_format="raw")
 
 
+def test_a_row_with_a_system_message_of_its_own_gets_no_second_one(folder):
+    conversation = [Message("system", "be long"), Message("user", "hi")]
+    assert tokenizer(folder).messages(conversation) == tuple(conversation)
+    with pytest.raises(DataError, match="begins with a system message of its own"):
+        tokenizer(folder, system_prompt="be brief").messages(conversation)
+
+
 def test_an_own_chat_template_replaces_that_of_the_tokenizer(folder):
     chat = tokenizer(folder, chat_template="{% for m in messages %}[{{ m['content'] }}]{% endfor %}>")
     assert chat.encode([Message("text", "hi")]) == tuple(b"[hi]>")

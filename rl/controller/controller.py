@@ -59,6 +59,7 @@ class ControllerParts:
         stop: The request to stop.
         reporter: The outside.
         call_timeout_s: Deadline of one worker call, which bounds every phase but generation.
+        max_unscored_steps: Consecutive steps without one valid reward that end the run.
     """
 
     policy: Policy
@@ -75,6 +76,7 @@ class ControllerParts:
     stop: StopSignal
     reporter: Reporter
     call_timeout_s: float
+    max_unscored_steps: int
 
 
 @dataclass
@@ -111,6 +113,7 @@ class Controller:
         self._watchdog = Watchdog(watchdog, self._progress, clock)
         self._state = RunProgress()
         self._saved_step = 0
+        self._unscored_steps = 0
 
     @property
     def step(self) -> int:
@@ -189,6 +192,7 @@ class Controller:
             self._state.consumed_prompts += len(report.groups)
             self._state.total_tokens += int(report.metrics["train/total_num_tokens"])
             await parts.reporter.step(report, prefixed("train", self._counters()))
+            self._check_rewards(report)
             period = self._grpo.val_period
             is_due = (period > 0 and report.step % period == 0) or (report.step == last and self._grpo.val_at_end)
             validation = await self._validate(report.step) if is_due else {}
@@ -199,6 +203,20 @@ class Controller:
         metrics = checkpoint_metrics(self._checkpointing.metric_name, train, validation)
         if parts.checkpointer.is_due(report.step, last):
             await self._save(metrics)
+
+    def _check_rewards(self, report: StepReport) -> None:
+        """End a run whose scorer is broken: it would go on for days and learn nothing."""
+        if any(rollout.is_valid for group in report.groups for rollout in group.rollouts):
+            self._unscored_steps = 0
+            return
+        self._unscored_steps += 1
+        limit = self._parts.max_unscored_steps
+        if self._unscored_steps >= limit:
+            raise FatalError(
+                f"no rollout of the last {limit} steps has a valid reward (see the warnings above and run.log for "
+                "why), so nothing is learned; mend the environment, then start the same command again (or raise "
+                "async_rl.rollout_failure.max_unscored_steps)"
+            )
 
     async def _validate(self, step: int) -> dict[str, float]:
         parts = self._parts

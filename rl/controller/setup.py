@@ -115,6 +115,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         stop=context.stop,
         reporter=context.reporter,
         call_timeout_s=config.cluster.call_timeout_s,
+        max_unscored_steps=config.async_rl.rollout_failure.max_unscored_steps,
     )
     return Controller(parts, config.grpo, config.checkpointing, config.async_rl.stall_watchdog, context.clock)
 

@@ -33,6 +33,9 @@ class RolloutFailureConfig(ConfigModel):
     backoff_base_s: float = operational(1.0, gt=0, description="First pause between attempts, in seconds; doubles.")
     max_backoff_s: float = operational(30.0, gt=0, description="Longest pause, in seconds.")
     max_replacement_attempts: int = operational(1, ge=0, description="Fresh prompts tried for one dropped group.")
+    max_unscored_steps: int = operational(
+        5, ge=1, description="Consecutive steps without one valid reward that end the run: the scorer is broken then."
+    )
     native: NativeRolloutConfig = NativeRolloutConfig()
 
 

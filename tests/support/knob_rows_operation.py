@@ -58,6 +58,11 @@ _ROLLOUTS = [
     ),
     Flip(f"{FAILURE}.max_replacement_attempts", ("1", "0", "3"), replaced),
     Elsewhere(
+        f"{UNIT}/controller/test_controller.py",
+        "test_a_scorer_that_scores_nothing_ends_the_run_after_a_few_steps",
+        ("RolloutFailureConfig.max_unscored_steps",),
+    ),
+    Elsewhere(
         f"{UNIT}/rollout/test_runner.py",
         "test_a_hanging_generator_and_a_hanging_environment_meet_their_deadlines",
         ("NativeRolloutConfig.generation_timeout_s", "NativeRolloutConfig.env_timeout_s"),

@@ -114,11 +114,28 @@ def build(
         stop=stop,
         reporter=reporter,
         call_timeout_s=5000.0,
+        max_unscored_steps=3,
     )
     config = GRPOConfig.model_validate({"max_num_steps": 4, "val_period": 0, **grpo})
     watchdog = StallWatchdogConfig(interval_s=10.0, stall_timeout_s=100.0)
     controller = Controller(parts, config, checkpointing, watchdog, clock)
     return World(clock, controller, generator, policy, sync, source, reporter, stop, checkpointer)
+
+
+async def test_a_scorer_that_scores_nothing_ends_the_run_after_a_few_steps(tmp_path: Path) -> None:
+    broken = EchoEnvironment(status=lambda _: RolloutStatus.REWARD_ERROR)
+    world = build(tmp_path, environment=broken)
+    with pytest.raises(FatalError, match="no rollout of the last 3 steps has a valid reward"):
+        await world.run()
+    assert world.reporter.events == ["step 1", "step 2", "step 3"]
+
+
+async def test_a_step_without_rewards_between_others_does_not_end_it(tmp_path: Path) -> None:
+    calls = iter(range(100))
+    failing = {2, 3, 4, 5}  # the groups of steps 2 and 3
+    status = {True: RolloutStatus.REWARD_TIMEOUT, False: RolloutStatus.OK}
+    environment = EchoEnvironment(status=lambda _: status[next(calls) // 6 in failing])
+    assert await build(tmp_path, environment=environment).run() == Outcome(4, finished=True)
 
 
 async def test_every_step_trains_publishes_and_is_logged_before_it_is_saved(tmp_path: Path) -> None:

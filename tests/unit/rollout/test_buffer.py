@@ -9,6 +9,7 @@ from rl.core.types import Dropped, Rollout, RolloutGroup, Turn
 from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.sampler import InOrder
 from rl.rollout.ticket import Ticket
+from tests.support.buffers import reserved
 from tests.support.clock import FakeClock
 from tests.support.fakes import make_completion, make_prompt
 
@@ -20,23 +21,6 @@ def make_group(ticket: Ticket, version: int = 0) -> RolloutGroup:
 
 def make_buffer(lookahead: int = 0, n: int = 2, capacity: int | None = None, replacements: int = 0) -> ReplayBuffer:
     return ReplayBuffer(InOrder(lookahead), n, capacity or n * (lookahead + 1), replacements)
-
-
-async def reserved_tickets(buffer: ReplayBuffer) -> list[Ticket]:
-    """The tickets that can be reserved now."""
-    tickets = []
-    while True:
-        task = asyncio.ensure_future(buffer.reserve())
-        await FakeClock().settle()
-        if not task.done():
-            task.cancel()
-            return tickets
-        tickets.append(task.result())
-
-
-async def reserved(buffer: ReplayBuffer) -> list[int]:
-    """Their sequence numbers."""
-    return [ticket.seq for ticket in await reserved_tickets(buffer)]
 
 
 async def test_the_gate_admits_the_steps_of_the_window_and_opens_with_the_version() -> None:

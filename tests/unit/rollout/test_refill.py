@@ -16,9 +16,9 @@ from rl.rollout.buffer import GroupState, ReplayBuffer
 from rl.rollout.refill import Refill, RefillTally, describe_failure
 from rl.rollout.sampler import InOrderRefill, started_groups
 from rl.rollout.ticket import Ticket
+from tests.support.buffers import reserved, reserved_tickets
 from tests.support.clock import FakeClock
 from tests.support.fakes import make_completion, make_prompt
-from tests.unit.rollout.test_buffer import reserved, reserved_tickets
 
 MIXED, ALL_RIGHT, ALL_WRONG = (1.0, 0.0, 1.0, 0.0), (1.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.0, 0.0)
 

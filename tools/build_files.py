@@ -124,7 +124,14 @@ class Generator:
         if _is_test(module.path):
             folder = module.path.split("/")[:-1]
             names |= {".".join([*folder[:count], "conftest"]) for count in range(1, len(folder) + 1)}
-        return {name for name in names if name in self.modules} - {module.dotted}
+        found = {name for name in names if name in self.modules} - {module.dotted}
+        tests = sorted(name for name in found if _is_test(self.modules[name].path))
+        if tests:
+            raise SystemExit(
+                f"{module.path} imports the test {tests[0]}, which no target holds by itself; move what both need to "
+                "tests/support"
+            )
+        return found
 
     def named_in_strings(self, module: Module) -> set[str]:
         """Return the modules that a test can reach only through strings, directly or through what it imports."""

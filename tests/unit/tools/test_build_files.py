@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from tools.build_files import Generator
 
 TREE = {
@@ -48,6 +50,12 @@ def test_a_test_takes_up_what_is_named_in_strings_and_the_conftest_above_it(tmp_
     assert '"//tests/unit:conftest",' in text
     assert 'size = "small"' in text
     assert 'data = ["//configs"]' in text
+
+
+def test_a_test_that_imports_another_one_is_refused(tmp_path: Path) -> None:
+    files = {"tests/unit/trainer/test_worker.py": "from tests.unit.trainer.test_config import TARGET\n"}
+    with pytest.raises(SystemExit, match="test_worker.py imports the test tests.unit.trainer.test_config"):
+        build_file(tmp_path, "tests/unit/trainer", {**TREE, **files})
 
 
 def test_the_unit_tests_of_a_folder_are_one_target_and_heavier_ones_are_a_target_each(tmp_path: Path) -> None:

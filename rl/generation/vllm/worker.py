@@ -330,6 +330,9 @@ def engine_environment(context: WorkerContext, config: VllmEngineConfig, run_fol
         "VLLM_RPC_BASE_PATH": str(run_folder),
         "VLLM_LOGGING_COLOR": "0",
     }
+    if config.enforce_eager and context.device == "cpu":
+        # A helper of the sampler is compiled all the same: 6 s in the first request of every run, and a C++ compiler.
+        environment["TORCH_COMPILE_DISABLE"] = os.environ.get("TORCH_COMPILE_DISABLE", "1")
     if not config.collect_usage_stats:
         environment |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     return environment

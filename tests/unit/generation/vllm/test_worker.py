@@ -133,6 +133,13 @@ def test_threads_are_explicit_and_usage_statistics_off_unless_asked_for(monkeypa
     assert asked["OMP_NUM_THREADS"] == "1"
 
 
+def test_an_eager_engine_on_the_cpu_compiles_nothing() -> None:
+    eager = engine_environment(CONTEXT, VllmEngineConfig(), Path("/run"))
+    assert eager["TORCH_COMPILE_DISABLE"] == "1"
+    compiled = engine_environment(CONTEXT, VllmEngineConfig(enforce_eager=False), Path("/run"))
+    assert "TORCH_COMPILE_DISABLE" not in compiled
+
+
 def test_an_engines_first_error_comes_before_its_last_lines(tmp_path: Path) -> None:
     log = tmp_path / "engine.log"
     lines = ["(W) ERROR [x.py:1] ImportError: no module", "more", "(Core) ERROR [y.py:2] RuntimeError: see above"]

@@ -181,6 +181,7 @@ class Controller:
                 await self._save_what_is_done()
             raise
         if self._checkpointing.enabled and self._saved_step < self._state.step < last:
+            parts.reporter.note(f"saving step {self._state.step}")
             await self._save({})
 
     async def _after_step(self, report: StepReport, last: int) -> None:

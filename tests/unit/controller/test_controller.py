@@ -212,6 +212,7 @@ async def test_a_stop_between_steps_saves_what_is_done(tmp_path: Path) -> None:
     world = build(tmp_path)
     world.reporter.on_step = lambda step: world.stop.request() if step == 3 else None
     assert await world.run() == Outcome(3, finished=False)
+    assert world.reporter.events[-2:] == ["step 3", "saving step 3"]
     assert [checkpoint.name for checkpoint in sorted(tmp_path.iterdir())] == ["step_2", "step_3"]
 
 

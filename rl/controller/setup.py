@@ -99,6 +99,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         weight_sync=sync,
         generating=generating,
         training=training,
+        logprob_gap_limit=config.policy.logprob_gap_limit,
     )
     parts = ControllerParts(
         policy=policy,

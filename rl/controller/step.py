@@ -74,6 +74,7 @@ class StepParts:
         weight_sync: Brings weights to the generators.
         generating: When rollouts are under way.
         training: When the models work.
+        logprob_gap_limit: Difference between trainer and generator, in nats, that is no rounding.
     """
 
     buffer: ReplayBuffer
@@ -84,6 +85,7 @@ class StepParts:
     weight_sync: WeightSync
     generating: Activity
     training: Activity
+    logprob_gap_limit: float
 
 
 class TrainStep:
@@ -93,6 +95,7 @@ class TrainStep:
         self._parts = parts
         self._phases = phases
         self._stop = stop
+        self._last_gap = 0.0
 
     async def __call__(self, step: int) -> StepReport:
         """Train one step.
@@ -108,7 +111,9 @@ class TrainStep:
             async with parts.residency.training():
                 with parts.training.span():
                     batch, told = await self._prepare(groups)
+                    await self._explain_last_gap(step, batch)
                     results = await self._train(batch)
+                    self._last_gap = results["policy"].metrics.get("max_logprob_diff", 0.0)
             version = self._next_version(results)
             async with parts.residency.refit():
                 with self._phases.span(WEIGHT_SYNC):
@@ -153,6 +158,25 @@ class TrainStep:
         if unknown:
             raise FatalError(f"the algorithm needs the columns {unknown}, which no model of this run computes")
         return {need.value: await score(batch) for need, score in passes.items() if need in needs}
+
+    async def _explain_last_gap(self, step: int, batch: TrainBatch) -> None:
+        """Name what is wrong when the last step's gap was no rounding.
+
+        It is seen while a step trains, when the weights have changed already; a fault of the set-up is still there in
+        the next step, before its training.
+        """
+        if self._last_gap <= self._parts.logprob_gap_limit:
+            return
+        with self._phases.span(LOGPROBS):
+            cause = await self._parts.models["policy"].explain_gap(batch)
+        _log.error(
+            "trainer and generator differed by up to %.2g nats in step %d, where rounding gives less than %.2g: %s; "
+            "what is trained on is not what was sampled",
+            self._last_gap,
+            step - 1,
+            self._parts.logprob_gap_limit,
+            cause,
+        )
 
     async def _train(self, batch: TrainBatch) -> dict[str, TrainResult]:
         with self._phases.span(TRAINING):

@@ -104,7 +104,20 @@ class PolicySettings(ConfigModel):
     max_total_sequence_length: int = Field(512, ge=2, description="Longest prompt + completion, in tokens.")
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradient norm bound; null = no clipping.")
     logprob_impl: Literal["native", "torch"] = operational("native", description="Fused native op, or plain torch.")
+    max_logprob_gap: float | None = operational(
+        None,
+        gt=0,
+        description="Largest difference between trainer and generator on a token that the version in training sampled, "
+        "in nats, above which the next step names the likely cause; null = 0.01 in float32, 1 in bfloat16.",
+    )
     num_workers: int = operational(1, ge=1, description="Data-parallel trainer processes.")
     trust_remote_code: bool = Field(False, description="Run model and tokenizer code that comes with the model folder.")
     optimizer: OptimizerConfig = OptimizerConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+
+    @property
+    def logprob_gap_limit(self) -> float:
+        """`max_logprob_gap`, or what rounding never reaches in the precision."""
+        if self.max_logprob_gap is not None:
+            return self.max_logprob_gap
+        return 0.01 if self.precision == "float32" else 1.0

@@ -7,7 +7,8 @@ training step draws no random numbers. Batching, losses and optimizers are not h
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ class CausalModel:
         finally:
             hook.remove()
         return logits
+
+    @contextmanager
+    def in_other_precision(self) -> Iterator[str]:
+        """Compute in bfloat16 instead of float32, or the other way round; yield the name of that precision."""
+        own = self.precision
+        self.precision = torch.bfloat16 if own == torch.float32 else torch.float32
+        try:
+            yield dtype_name(self.precision)
+        finally:
+            self.precision = own
 
     @property
     def vocab_size(self) -> int:

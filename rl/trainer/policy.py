@@ -23,6 +23,7 @@ from rl.core.types import PolicyVersion
 from rl.trainer.batching import Batching
 from rl.trainer.config import PolicySettings
 from rl.trainer.forward_backward import ChunkReport, Work, merge_reports
+from rl.trainer.logprob_gap import MAX_SEQUENCES, TEMPERATURES, mean_gap, name_cause, own_tokens, shifted_gap
 from rl.trainer.optimizer import OptimizerStep
 from rl.trainer.request import PolicyRequest
 from rl.trainer.skipping import sequences_to_compute
@@ -66,6 +67,10 @@ class Policy(Protocol):
 
     async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """Return the same under the frozen initial weights."""
+        ...
+
+    async def explain_gap(self, batch: TrainBatch) -> str:
+        """Say why the generator's log-probabilities may differ from this policy's on its own tokens; before `train`."""
         ...
 
     def weight_sender(self) -> SenderHandle:
@@ -124,7 +129,9 @@ async def start_policy(
     except BaseException:
         await group.close()
         raise
-    return WorkerPolicy(group, settings, num_updates, request.version, can_share=can_share)
+    return WorkerPolicy(
+        group, settings, num_updates, request.version, temperature=request.temperature, can_share=can_share
+    )
 
 
 class WorkerPolicy:
@@ -135,6 +142,7 @@ class WorkerPolicy:
         settings: The `policy` section.
         num_updates: Optimizer steps of an RL step.
         version: Version of the weights.
+        temperature: Sampling temperature, at which workers score.
         can_share: Whether the model computes several sequences in one row correctly.
     """
 
@@ -145,12 +153,14 @@ class WorkerPolicy:
         num_updates: int,
         version: PolicyVersion,
         *,
+        temperature: float,
         can_share: bool,
     ) -> None:
         self._group = group
         self._weight_decay = settings.optimizer.kwargs.weight_decay
         self._num_updates = num_updates
         self._version = version
+        self._temperature = temperature
         self._skip = settings.skip_zero_advantages
         self._training = Batching.for_training(settings, can_share=can_share)
         self._scoring = Batching.for_logprobs(settings, can_share=can_share)
@@ -178,6 +188,28 @@ class WorkerPolicy:
     async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""
         return await self._score(batch, PolicyWorker.reference_logprobs)
+
+    async def explain_gap(self, batch: TrainBatch) -> str:
+        """Score some sequences in other ways, and name the one that gives the generator's numbers."""
+        batch = batch.at_version(self._version)
+        rows = torch.unique(batch.sequence_ids[own_tokens(batch)])[:MAX_SEQUENCES]
+        if not rows.numel():
+            return "no token of this step was sampled by the version in training"
+        batch = batch.select(rows)
+        own = await self.logprobs(batch)
+        explained = {
+            "report the value of another token: the one after": shifted_gap(own, batch, 1),
+            "report the value of another token: the one before": shifted_gap(own, batch, -1),
+            "compute in another precision": mean_gap(
+                await self._score(batch, PolicyWorker.logprobs_in_other_precision), batch
+            ),
+        }
+        for temperature in TEMPERATURES:
+            if temperature != self._temperature:
+                scored = await self._score(batch, PolicyWorker.logprobs_at, temperature)
+                cause = f"sample at temperature {temperature} while the trainer scores at {self._temperature}"
+                explained[cause] = mean_gap(scored, batch)
+        return name_cause(mean_gap(own, batch), explained)
 
     def weight_sender(self) -> SenderHandle:
         """Return rank 0's end: all ranks hold the same weights."""
@@ -212,10 +244,10 @@ class WorkerPolicy:
         outcomes = await self._group.broadcast(PolicyWorker.apply_step, count if counts.tokens > 0 else 0.0)
         return _Step(report, counts, int(has_weight.sum() - computed.sum()), outcomes[0])
 
-    async def _score(self, batch: TrainBatch, method: Callable[[PolicyWorker, Sequence[Work]], list[Tensor]]) -> Tensor:
+    async def _score(self, batch: TrainBatch, method: Callable[..., list[Tensor]], *arguments: float) -> Tensor:
         shares = self._cut(self._scoring, batch, batch.loss_mask)
         logprobs = torch.zeros(batch.num_tokens)
-        for share, parts in zip(shares, await self._group.scatter(method, shares), strict=True):
+        for share, parts in zip(shares, await self._group.scatter(method, shares, *arguments), strict=True):
             for work, part in zip(share, parts, strict=True):
                 logprobs[batch.positions_of(work.numbers)] = part
         return logprobs

@@ -6,6 +6,7 @@ caller's business; the files are written by rank 0 only.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,17 @@ class PolicyWorker:
         """Return log-probabilities of the sampled tokens under the current weights, [T] float32 of each micro-batch."""
         self._use_threads()
         return compute_logprobs(self._model, work, self._forward)
+
+    def logprobs_at(self, work: Sequence[Work], temperature: float) -> list[Tensor]:
+        """Return what `logprobs` would be at another sampling temperature."""
+        self._use_threads()
+        return compute_logprobs(self._model, work, replace(self._forward, temperature=temperature))
+
+    def logprobs_in_other_precision(self, work: Sequence[Work]) -> list[Tensor]:
+        """Return what `logprobs` would be in the precision that is not this policy's."""
+        self._use_threads()
+        with self._model.in_other_precision():
+            return compute_logprobs(self._model, work, self._forward)
 
     def reference_logprobs(self, work: Sequence[Work]) -> list[Tensor]:
         """Return the same under the frozen initial weights.

@@ -216,6 +216,9 @@ class FakePolicy:
         self.scored.append("policy")
         return torch.zeros(batch.num_tokens)
 
+    async def explain_gap(self, batch: TrainBatch) -> str:
+        return "the fake says nothing"
+
     async def reference_logprobs(self, batch: TrainBatch) -> torch.Tensor:
         self.scored.append("reference")
         return torch.zeros(batch.num_tokens)

@@ -58,6 +58,11 @@ _ROLLOUTS = [
     ),
     Flip(f"{FAILURE}.max_replacement_attempts", ("1", "0", "3"), replaced),
     Elsewhere(
+        f"{UNIT}/trainer/test_logprob_gap.py",
+        "test_the_limit_follows_the_precision_unless_it_is_given",
+        ("PolicySettings.max_logprob_gap",),
+    ),
+    Elsewhere(
         f"{UNIT}/controller/test_controller.py",
         "test_a_scorer_that_scores_nothing_ends_the_run_after_a_few_steps",
         ("RolloutFailureConfig.max_unscored_steps",),

@@ -68,7 +68,7 @@ async def _step_of(config: MasterConfig, models: dict[str, Any]) -> TrainStep:
         await buffer.put(await buffer.reserve(), group)
     sync = cast(Any, FakeWeightSync(FakeGenerator(clock, latency=lambda _: 0.0)))
     parts = StepParts(
-        buffer, len(groups), Dedicated(), build_algorithm(config), models, sync, Activity(clock), Activity(clock)
+        buffer, len(groups), Dedicated(), build_algorithm(config), models, sync, Activity(clock), Activity(clock), 0.01
     )
     return TrainStep(parts, Phases(clock, lambda _: None), StopSignal())
 

@@ -96,7 +96,9 @@ def build(
     generating, models = Activity(clock), {"policy": policy}
     pump = RolloutPump(buffer, source, training, 3, generating)
     sync_ = cast(Any, sync)
-    step_parts = StepParts(buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, generating, Activity(clock))
+    step_parts = StepParts(
+        buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, generating, Activity(clock), 0.01
+    )
     checkpointing = CheckpointingConfig(save_period=2, metric_name=metric_name)
     checkpointer = Checkpointer(folder, checkpointing, "")
     parts = ControllerParts(

@@ -30,9 +30,11 @@ from tests.support.tiny_model import make_tiny_model
 NO_KL = LossConfig(reference_policy_kl_penalty=0.0)
 
 
-def groups_of(rewards: list[list[float]], finish: FinishReason = FinishReason.STOP) -> list[RolloutGroup]:
+def groups_of(
+    rewards: list[list[float]], finish: FinishReason = FinishReason.STOP, version: int = 0
+) -> list[RolloutGroup]:
     """Groups of one-turn rollouts of 2 sampled tokens."""
-    completion = replace(make_completion([5, 6]), finish_reason=finish)
+    completion = replace(make_completion([5, 6], version=version), finish_reason=finish)
     return [
         make_group(
             number,
@@ -43,16 +45,24 @@ def groups_of(rewards: list[list[float]], finish: FinishReason = FinishReason.ST
 
 
 async def run_step(algorithm: Algorithm, policy: Policy, groups: list[RolloutGroup]) -> StepReport:
+    (report,) = await run_steps(algorithm, policy, [groups])
+    return report
+
+
+async def run_steps(algorithm: Algorithm, policy: Policy, steps: list[list[RolloutGroup]]) -> list[StepReport]:
     clock = SystemClock()
-    buffer = ReplayBuffer(InOrder(0), len(groups), len(groups), 0)
-    for group in groups:
-        await buffer.put(await buffer.reserve(), group)
+    buffer = ReplayBuffer(InOrder(0), len(steps[0]), len(steps[0]), 0)
     sync = cast(Any, FakeWeightSync(FakeGenerator(clock, latency=lambda _: 0.0)))
     parts = StepParts(
-        buffer, len(groups), Dedicated(), algorithm, {"policy": policy}, sync, Activity(clock), Activity(clock)
+        buffer, len(steps[0]), Dedicated(), algorithm, {"policy": policy}, sync, Activity(clock), Activity(clock), 0.01
     )
     step = TrainStep(parts, Phases(clock, lambda _: None), StopSignal())
-    return await step(1)
+    reports = []
+    for number, groups in enumerate(steps, 1):
+        for group in groups:
+            await buffer.put(await buffer.reserve(), group)
+        reports.append(await step(number))
+    return reports
 
 
 def build(**grpo: Any) -> Algorithm:
@@ -109,3 +119,18 @@ async def test_a_step_of_which_filters_leave_nothing_is_skipped_and_counted(tmp_
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert all(value == value for value in report.metrics.values())
     check_metric_names(report.metrics)
+
+
+async def test_a_gap_that_is_no_rounding_is_explained_in_the_next_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_tiny_model(tmp_path / "tiny")
+    policy = await make_policy(make_settings(model, lr=0.0), make_request(model, sequences_per_step=2))
+    # Every token is reported at -1, which no model of 257 random outcomes says of it.
+    steps = [groups_of([[1.0, 0.0]]), groups_of([[1.0, 0.0]], version=1), groups_of([[1.0, 0.0]], version=2)]
+    reports = await run_steps(build(), policy, steps)
+    await policy.close()
+    told = [record.getMessage() for record in caplog.records if "trainer and generator differed" in record.getMessage()]
+    assert [f"in step {step}" in message for step, message in enumerate(told, 1)] == [True, True]
+    assert "the generator seems to" in told[0]
+    assert reports[0].metrics["train/max_logprob_diff"] > 0.01

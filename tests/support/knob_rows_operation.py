@@ -60,7 +60,7 @@ _ROLLOUTS = [
     Elsewhere(
         f"{UNIT}/trainer/test_logprob_gap.py",
         "test_the_limit_follows_the_precision_unless_it_is_given",
-        ("PolicySettings.max_logprob_gap",),
+        ("PolicyConfig.max_logprob_gap",),
     ),
     Elsewhere(
         f"{UNIT}/controller/test_controller.py",

@@ -5,7 +5,7 @@
 
 namespace tandem {
 
-enum class DType : uint8_t { kFloat32, kBFloat16 };
+enum class DType : uint8_t { kFloat32, kBFloat16, kFloat16 };
 
 constexpr int64_t SizeOf(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 

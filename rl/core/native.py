@@ -1,28 +1,30 @@
-"""Find and load csrc's operator library, and give its operators their autograd formulas.
+"""Find and load csrc's operator library.
 
-This module is the only one that looks for native libraries. It decides nothing: whether the native operator or the
-plain torch one is used is the caller's choice (`rl.ops.logprobs`).
+This module is the only one that looks for native libraries. It knows no operator: the modules of rl/ops that wrap one
+have its formulas (autograd, fake kernels) registered through `on_load`. Whether the native operator or the plain torch
+one is used is the caller's choice.
 
-    logprobs, entropy = native_token_logprobs(logits, targets, temperature=1.0)
+    on_load(register_formulas)   # at import, beside the wrapper
+    require_native()             # before the first use
 """
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from rl.core.errors import FatalError
 
 LIBRARY_DIR_VARIABLE = "RL_NATIVE_DIR"
 _LOSS_LIBRARY = "libtandem_loss.so"
+# What is to run once the library is there. Filled by imports, emptied by loading.
+_waiting: list[Callable[[], None]] = []
 
 
 def require_native() -> None:
-    """Load the native operators.
+    """Load the native operators, and register what `on_load` was given.
 
     Raises:
         FatalError: no library was found, or it does not load; the message lists the places and the remedy.
@@ -30,6 +32,19 @@ def require_native() -> None:
     failure = _load_failure()
     if failure is not None:
         raise FatalError(failure)
+    while _waiting:
+        try:
+            _waiting[0]()
+        except (RuntimeError, AttributeError) as error:  # torch's two words for an operator that it does not know
+            raise FatalError(
+                f"the native library {_LOSS_LIBRARY} is not of this version ({error}); build or install it again"
+            ) from error
+        del _waiting[0]
+
+
+def on_load(register: Callable[[], None]) -> None:
+    """Have `register` run once, right after the library is loaded: by `require_native`, the next time it is called."""
+    _waiting.append(register)
 
 
 def library_candidates() -> list[Path]:
@@ -44,74 +59,16 @@ def library_candidates() -> list[Path]:
     return [Path(chosen) / _LOSS_LIBRARY] if chosen else candidates
 
 
-def native_token_logprobs(
-    logits: Tensor, targets: Tensor, temperature: float, *, consume_logits: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities of the targets and entropies, by the fused operator.
-
-    Args:
-        logits: [N, V] float32 or bfloat16 on the CPU; columns adjacent, any row stride.
-        targets: [N] int64 in [0, V), or -100 for rows that give log-probability 0 and no gradient.
-        temperature: logits are divided by it; > 0.
-        consume_logits: let the backward write the gradient over `logits`, which saves an [N, V] tensor. The graph can
-            then be walked once, and nobody may read `logits` after the backward. Under torch.compile it is ignored.
-
-    Returns:
-        logprobs and entropy, [N] float32.
-
-    Raises:
-        FatalError: the library is missing; or, in the backward, the logits have already been consumed.
-        RuntimeError: an argument has the wrong shape, dtype, device or layout; the message names it.
-    """
-    if torch.compiler.is_compiling():
-        logprobs, entropy, _ = torch.ops.tandem.token_logprobs_fwd(logits, targets, temperature)
-        return logprobs, entropy
+def cpu_instruction_set() -> str:
+    """Return which build of the CPU kernels this machine runs: avx512 | avx2 | base."""
     require_native()
-    if consume_logits and torch.is_grad_enabled() and logits.requires_grad:
-        logprobs, entropy = _ConsumingTokenLogprobs.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            logits, targets, temperature
-        )
-        return logprobs, entropy
-    logprobs, entropy, _ = torch.ops.tandem.token_logprobs_fwd(logits, targets, temperature)
-    return logprobs, entropy
+    return str(torch.ops.tandem.cpu_isa())
 
 
-class _ConsumingTokenLogprobs(torch.autograd.Function):
-    """The operator with a backward that reuses the memory of the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        logprobs, entropy, lse = torch.ops.tandem.token_logprobs_fwd(logits, targets, temperature)
-        ctx.save_for_backward(logits, targets, lse, entropy)
-        ctx.set_materialize_grads(False)
-        ctx.temperature = temperature
-        ctx.is_consumed = False
-        return logprobs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
-        if ctx.is_consumed:
-            raise FatalError(
-                "token_logprobs: this backward has run and has written the gradient over the logits; "
-                "call it with consume_logits=False to walk the graph more than once"
-            )
-        if grad_logprobs is None and grad_entropy is None:
-            return None, None, None
-        saved, targets, lse, entropy = ctx.saved_tensors
-        ctx.is_consumed = True
-        logits = saved.detach()
-        torch.ops.tandem.token_logprobs_bwd_(
-            logits, targets, lse, entropy, _dense(grad_logprobs), _dense(grad_entropy), ctx.temperature
-        )
-        # Autograd's own check then catches any other node that still wanted the logits.
-        torch.autograd.graph.increment_version(logits)
-        return logits, None, None
-
-
-def _dense(gradient: Tensor | None) -> Tensor | None:
-    """Upstream gradients may be expanded scalars; the operator wants contiguous float32."""
-    return None if gradient is None else gradient.to(torch.float32).contiguous()
+def cuda_library_failure() -> str | None:
+    """Open the CUDA kernels; return None, or why they cannot be used (which only runs on GPUs need to care about)."""
+    require_native()
+    return str(torch.ops.tandem.cuda_library_failure()) or None
 
 
 @functools.cache
@@ -130,51 +87,4 @@ def _load_failure() -> str | None:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except OSError as error:
         return f"the native library {library} does not load with torch {torch.__version__}: {error}; build it again"
-    _register_formulas()
     return None
-
-
-def _register_formulas() -> None:
-    torch.library.register_fake("tandem::token_logprobs_fwd", _fake_forward)
-    torch.library.register_fake("tandem::token_logprobs_bwd", _fake_backward)
-    torch.library.register_fake("tandem::token_logprobs_bwd_", _fake_backward_in_place)
-    torch.library.register_autograd("tandem::token_logprobs_fwd", _backward_formula, setup_context=_save_for_backward)
-    torch.library.register_autograd("tandem::token_logprobs_bwd", _refuse_second_derivative)
-
-
-def _fake_forward(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    logprobs, entropy, lse = (logits.new_empty((logits.shape[0],), dtype=torch.float32) for _ in range(3))
-    return logprobs, entropy, lse
-
-
-def _fake_backward(logits: Tensor, *_: object) -> Tensor:
-    return logits.new_empty(logits.shape)
-
-
-def _fake_backward_in_place(logits: Tensor, *_: object) -> None:
-    """Nothing to infer: the result is the first argument."""
-
-
-def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    logits, targets, temperature = inputs
-    _, entropy, lse = output
-    ctx.save_for_backward(logits, targets, lse, entropy)
-    ctx.mark_non_differentiable(lse)
-    ctx.set_materialize_grads(False)
-    ctx.temperature = temperature
-
-
-def _backward_formula(
-    ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None, _: Tensor | None
-) -> tuple[Tensor | None, None, None]:
-    if grad_logprobs is None and grad_entropy is None:
-        return None, None, None
-    logits, targets, lse, entropy = ctx.saved_tensors
-    grad_logits = torch.ops.tandem.token_logprobs_bwd(
-        logits, targets, lse, entropy, _dense(grad_logprobs), _dense(grad_entropy), ctx.temperature
-    )
-    return grad_logits, None, None
-
-
-def _refuse_second_derivative(ctx: Any, *_: Tensor) -> None:
-    raise FatalError("token_logprobs has no second derivative in native code; use impl='torch' for it")

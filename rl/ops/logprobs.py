@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from rl.core.errors import ConfigError
-from rl.core.native import native_token_logprobs
+from rl.ops.native_logprobs import native_token_logprobs
 
 LogprobImpl = Literal["native", "torch"]
 

@@ -10,12 +10,8 @@ from torch import Tensor
 
 from rl.core import native
 from rl.core.errors import FatalError
-from rl.core.native import (
-    LIBRARY_DIR_VARIABLE,
-    library_candidates,
-    native_token_logprobs,
-    require_native,
-)
+from rl.core.native import LIBRARY_DIR_VARIABLE, library_candidates, require_native
+from rl.ops.native_logprobs import native_token_logprobs
 
 
 @pytest.fixture

@@ -35,7 +35,8 @@ struct LinearRows {
 struct LinearPlan {
   int64_t chunk_rows = 0;  // rows whose logits exist at a time
   // dtype of the chunk's logits: float32 keeps the digits that bfloat16 would round away before the
-  // softmax (2^-9 of a logit); the dtype of hidden halves the traffic.
+  // softmax (2^-9 of a logit), and needs a second slab for the gradient, which is multiplied in the
+  // dtype of hidden; the dtype of hidden halves the traffic and needs one slab.
   DType logits_dtype = DType::kFloat32;
 };
 
@@ -51,12 +52,16 @@ struct LinearBackend {
   const LossKernels* kernels = nullptr;
   Gemm* gemm = nullptr;
   Execution execution;
+  // Whether its memory can be read here. Chunks without any gradient are then found, and their
+  // products left out; results are the same.
+  bool is_host_memory = false;
 };
 
-// C = clamp(workspace, 4096, 8192) on devices, where the float32 gradient of the weight crosses
-// memory once per chunk; on CPUs the slab should stay small and this is the caller's choice.
+// The size of chunks is the caller's choice: from 4096 to 8192 rows on devices, where the float32
+// gradient of the weight crosses memory once per chunk; on CPUs the slab should stay small.
+// num_tokens: those of LinearPolicyLoss, 0 for the other functions.
 int64_t LinearWorkspaceBytes(const LinearRows& rows, const LinearPlan& plan,
-                             const LossKernels& kernels);
+                             const LossKernels& kernels, int64_t num_tokens = 0);
 
 Status LinearLogprobsForward(const LinearRows& rows, const TokenLogprobs& out,
                              const LinearPlan& plan, const Workspace& workspace,
@@ -73,7 +78,7 @@ struct LinearPolicyTokens {
   const int64_t* host_row_offsets = nullptr;
 };
 
-// logprobs and entropy [N] are written too; metrics [kNumPolicyMetrics] are overwritten.
+// logprobs, lse and entropy [N] are written too where they are wanted (not null); metrics [kNumPolicyMetrics] are overwritten.
 Status LinearPolicyLoss(const LinearRows& rows, const PolicyLossParams& params,
                         const LinearPolicyTokens& tokens, const TokenLogprobs& out,
                         const LinearGradients& gradients, double* metrics, const LinearPlan& plan,

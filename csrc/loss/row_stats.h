@@ -76,8 +76,9 @@ Status LogitsStats(const LogitRows& rows, const RowStats& stats, const Workspace
                    const Execution& execution);
 Status StatsFinish(const ShardStats& stats, int64_t rows, const int64_t* targets,
                    int64_t ignore_index, const TokenLogprobs& out, const Execution& execution);
-// grad_logits has the shape and dtype of rows.logits and may be the same memory: each element is
-// read before it is overwritten.
+// grad_logits has the shape of rows.logits. With the same dtype it may be the same memory: each
+// element is read before it is overwritten. From float32 logits it may also be of a 16-bit dtype,
+// apart in memory: what a product in that dtype wants.
 Status LogitsGradient(const LogitRows& rows, const TokenLogprobGradients& gradients,
                       const MatrixView& grad_logits, const Execution& execution);
 }  // namespace cpu

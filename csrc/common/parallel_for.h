@@ -18,13 +18,13 @@ struct ParallelFor {
   void* pool = nullptr;  // handed back to `run` untouched
 };
 
-// Runs everything on the calling thread.
-inline ParallelFor SerialFor() {
-  return {[](void*, int64_t count, int64_t, RangeBody body, void* context) {
-            if (count > 0) body(context, 0, count);
-          },
-          nullptr};
+// The body of SerialFor; a function with a name, as nvcc does not take a lambda there.
+inline void RunInOneRange(void*, int64_t count, int64_t, RangeBody body, void* context) {
+  if (count > 0) body(context, 0, count);
 }
+
+// Runs everything on the calling thread.
+inline ParallelFor SerialFor() { return {&RunInOneRange, nullptr}; }
 
 // Adapts any callable `body(begin, end)` to the C-style pair above.
 template <typename Body>

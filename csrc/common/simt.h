@@ -1,5 +1,5 @@
-// What a kernel file (*.cu) is written in: CUDA under nvcc, and the same source under a C++ compiler
-// with -DTANDEM_SIMT_EMULATOR, where csrc/testing runs it on the CPU and watches it.
+// What a kernel file (*.cu) is written in: CUDA under nvcc, and the same source under a C++
+// compiler with -DTANDEM_SIMT_EMULATOR, where csrc/testing runs it on the CPU and watches it.
 //
 //   template <typename T>
 //   SIMT_KERNEL(kThreads) SumKernel(const T* x, int64_t n, float* out) {
@@ -13,8 +13,9 @@
 // Kernels may use: threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp,
 // __shfl_sync / _xor_ / _down_ / _up_, __ballot_sync, __any_sync, __all_sync, __activemask,
 // atomicAdd / atomicMax / atomicMin / atomicCAS on integers, float4, uint4, uint2, and what
-// namespace simt offers. Anything else of CUDA's goes into a function of namespace simt with a plain
-// body for the emulator. No `<<<` and no `__shared__` outside this file and csrc/testing.
+// namespace simt offers. (Exp2; 16-byte vectors in simt_vector.h; reductions in
+// simt_reduce.h). Anything else of CUDA's goes into a function of namespace simt with a
+// plain body for the emulator. No `<<<` and no `__shared__` outside this file and csrc/testing.
 #pragma once
 
 #include "csrc/common/simt_qualifiers.h"
@@ -32,7 +33,7 @@
 #define SIMT_KERNEL(max_threads) __global__ void __launch_bounds__(max_threads)
 #define SIMT_SHARED(type, name, count) __shared__ type name[count]
 // One name for all types: CUDA refuses one extern array under two types.
-#define SIMT_DYNAMIC_SHARED(type, name)                          \
+#define SIMT_DYNAMIC_SHARED(type, name)                         \
   extern __shared__ __align__(16) unsigned char simt_dynamic[]; \
   type* name = reinterpret_cast<type*>(simt_dynamic)
 // Returns a Status from the calling function when the launch fails.
@@ -54,3 +55,5 @@ __device__ inline float Exp2(float x) {
 }  // namespace simt
 
 #endif
+
+#include "csrc/common/simt_vector.h"

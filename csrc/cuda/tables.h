@@ -5,14 +5,9 @@
 
 #include "csrc/common/gemm.h"
 #include "csrc/loss/loss_kernels.h"
-#include "csrc/refit/pack.h"
+#include "csrc/refit/refit_kernels.h"
 
 namespace tandem {
-
-struct RefitKernels {
-  decltype(&cpu::BucketCopy) bucket_copy;
-  decltype(&cpu::QuantizeFp8) quantize_fp8;
-};
 
 struct CudaTables {
   int64_t size_bytes = 0;  // sizeof(CudaTables) of the library's build: both sides must agree

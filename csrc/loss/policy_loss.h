@@ -9,15 +9,23 @@
 //   l = -A stop(clamp(r, 1 - low, 1 + high)) logprob          cispo
 //   loss = sum a (c l + kl_coef KL - entropy_coef H) - nll_coef logprob
 //
-// where factor is r = exp(d), exp(logprob - stop(logprob)) or logprob; c = exp(o - g), truncated;
-// KL is the weighted estimator k1 | k2 | k3 of rl/ops/kl.py. The plain torch form of the same is
-// rl/algorithms/policy_gradient.py, against which this is tested.
+// where factor is r = exp(d), exp(logprob - stop(logprob)) or logprob; c = exp(o - g), truncated; a
+// weight that is no finite number is 0; KL is the weighted estimator k1 | k2 | k3 of rl/ops/kl.py.
+// With kSequence, r = exp(mean d) and c = exp(sum (o - g)) over the counted tokens of the sequence,
+// and each of them has 1 / number of the gradient through r.
 //
-// Tokens of weight 0 are skipped before any arithmetic: what they hold (NaN included) is not read
-// into any sum. Metric sums are float64 and added in one fixed order.
+// The plain torch form of the same is rl/algorithms/policy_gradient.py, against which this is
+// tested. Gradients are those of torch where a formula has a corner: a clamp passes the gradient at
+// its bounds, and not beyond; where max or min has equal arguments, half of each one's. Where torch
+// makes a NaN of infinities that cancel, this does not: exp(logprob - stop(logprob)) is 1, and the
+// ratio without prev_logprobs too, for a log-probability of -inf.
+//
+// Tokens of weight 0 (weights are not negative) are skipped before any arithmetic: what they hold
+// (NaN included) is not read into any sum. Metric sums are float64 and added in one fixed order.
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "csrc/common/execution.h"
 #include "csrc/common/status.h"
@@ -41,8 +49,9 @@ struct PolicyLossParams {
   KlKind kl = KlKind::kK3;
   float kl_coef = 0.0f;               // 0: KL is reported only
   bool kl_importance_weight = false;  // weigh estimates by p / p_generation instead of by 1
-  float kl_input_clamp = 0.0f;        // bound of |log-ratio|; infinity = none
-  float kl_output_clamp = 0.0f;       // bound of |estimate|; infinity = none
+  // Bounds of |log-ratio| and |estimate|; infinity = none. No gradient flows from beyond them.
+  float kl_input_clamp = std::numeric_limits<float>::infinity();
+  float kl_output_clamp = std::numeric_limits<float>::infinity();
   float entropy_coef = 0.0f;
 };
 
@@ -50,7 +59,8 @@ struct PolicyLossParams {
 struct PolicyLossTokens {
   int64_t num_tokens = 0;
   // [R + 1]: tokens of row r are row_offsets[r] ... row_offsets[r + 1] - 1; null: token i has row
-  // i. Several tokens share a row where rollouts share a prefix and its next token.
+  // i. Several tokens share a row where rollouts share a prefix and its next token. They index the
+  // columns as they stand, and need not begin at 0: num_tokens = row_offsets[R] - row_offsets[0].
   const int64_t* row_offsets = nullptr;
   const float* prev_logprobs = nullptr;  // or null: the log-probability itself, without gradient
   const float* reference_logprobs = nullptr;  // or null: no KL
@@ -59,7 +69,8 @@ struct PolicyLossTokens {
   const float* shares = nullptr;     // factor of a token's loss in the sum
   const float* weights = nullptr;    // of a token in metric sums; 0 = the token does not count
   const float* nll_coefs = nullptr;  // or null
-  // kSequence alone: tokens in the order of their sequences, [S + 1], and rows are tokens.
+  // kSequence alone: tokens in the order of their sequences, [S + 1] from 0 to T, and rows are
+  // tokens (row_offsets is null).
   const int64_t* sequence_offsets = nullptr;
   const float* sequence_weights = nullptr;  // [S], weight of a sequence in metric sums
   int64_t num_sequences = 0;
@@ -81,13 +92,13 @@ enum PolicyMetric : int32_t {
   kClipHigh,
   kDualClip,
   kCorrection,     // the correction's weights; per sequence with kSequence
-  kOutside,        // weights out of the bounds of tis / icepop
+  kOutside,        // tokens whose weight is out of the bounds of tis / icepop
   kMultProbError,  // exp |generation - old|
   kGenerationKl,   // KL(generator || trainer) by the estimator `kl`, without weights and clamps
   kPolicyKl,       // KL(trainer || generator), the same
   kJsDivergence,
   kApproxEntropy,     // -exp(logprob - generation) logprob
-  kClampedLogRatios,  // number of tokens whose log-ratio the clamp at +-20 changed, unweighted
+  kClampedLogRatios,  // number of tokens with |logprob - o| > 20, unweighted
   kNumPolicyMetrics,
 };
 
@@ -102,11 +113,13 @@ struct PolicyLossInputs {
 
 struct PolicyLossOutputs {
   float* grad_logprobs = nullptr;  // [R], d loss / d logprobs: the sum over a row's tokens
-  float* grad_entropy = nullptr;   // [R]
+  float* grad_entropy = nullptr;   // [R], or null where nobody wants it
   double* metrics = nullptr;       // [kNumPolicyMetrics]
   bool accumulate = false;         // add to (or, extrema, combine with) what `metrics` holds
 };
 
+// The workspace holds partial sums of blocks of tokens, and values of sequences: results depend on
+// neither threads nor grid. num_sequences is 0 but for kSequence.
 namespace cpu {
 int64_t PolicyLossWorkspaceBytes(int64_t num_tokens, int64_t num_sequences);
 Status PolicyLoss(const PolicyLossParams& params, const PolicyLossInputs& inputs,

@@ -1,0 +1,49 @@
+// The shared memory of one emulated block: arrays by the place of their declaration, poisoned when
+// the block first sees them, with guards between them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace simt::emulator {
+
+class SharedMemory {
+ public:
+  // What a block may have on every supported device: static arrays, and all together.
+  static constexpr int64_t kMaxStaticBytes = int64_t{48} << 10;
+  static constexpr int64_t kMaxBytes = int64_t{227} << 10;
+
+  SharedMemory();
+  ~SharedMemory();
+
+  // Forgets the arrays of the block before.
+  void StartBlock(int64_t dynamic_bytes, uint8_t poison);
+
+  // The array that was declared at `site`, or null when static memory is used up.
+  void* Static(const void* site, const char* name, int64_t bytes, int64_t alignment);
+  void* Dynamic() const { return dynamic_; }
+
+  // Names an array outside whose bounds something was written, or nothing.
+  std::string FindOverrun() const;
+
+ private:
+  struct Array {
+    const void* site;
+    const char* name;
+    unsigned char* data;
+    int64_t bytes;
+  };
+
+  unsigned char* Place(const void* site, const char* name, int64_t bytes, int64_t alignment);
+
+  std::unique_ptr<unsigned char[]> memory_;
+  int64_t used_ = 0;
+  int64_t static_bytes_ = 0;
+  uint8_t poison_ = 0;
+  std::vector<Array> arrays_;
+  unsigned char* dynamic_ = nullptr;
+};
+
+}  // namespace simt::emulator

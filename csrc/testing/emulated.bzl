@@ -1,0 +1,95 @@
+"""CUDA kernels on the CPU: `emulated_cuda_library` compiles .cu files for the emulator, `emulated_cc_test` tests them.
+
+    emulated_cuda_library(
+        name = "row_stats_emulated",
+        srcs = ["row_stats_cuda.cu"],
+        deps = [":row_stats", "//csrc/common:simt_headers"],
+    )
+    emulated_cc_test(
+        name = "row_stats_emulated_test",
+        srcs = ["row_stats_test.cc"],
+        deps = [":row_stats_emulated", "//csrc/testing:backend_emulated"],
+    )
+"""
+
+load("//csrc:copts.bzl", "COPTS")
+
+# Each is another order of threads and blocks, and another poison of shared memory.
+SEEDS = [0, 3, 7, 11]
+
+# Products and sums stay apart, so that results equal those of plain C++ to the bit.
+EMULATED_COPTS = [
+    "-O2",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+]
+
+def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
+    """The kernels and host functions of .cu files for the emulator.
+
+    Args:
+      name: the target.
+      srcs: .cu files; messages name their own lines.
+      deps: as of cc_library: headers without CUDA.
+      copts: more options of the compiler.
+      **kwargs: passed to cc_library.
+    """
+    copies = []
+    for src in srcs:
+        copy = "%s.%s.cc" % (name, src.split("/")[-1].split(":")[-1].removesuffix(".cu"))
+        native.genrule(
+            name = copy + "_copy",
+            testonly = True,
+            srcs = [src],
+            outs = [copy],
+            cmd = "{ echo '#line 1 \"$(execpath %s)\"'; cat $<; } > $@" % src,
+        )
+        copies.append(copy)
+    native.cc_library(
+        name = name,
+        testonly = True,
+        srcs = copies,
+        copts = EMULATED_COPTS + copts,
+        linkstatic = True,
+        local_defines = ["TANDEM_SIMT_EMULATOR"],
+        deps = deps + ["//csrc/testing:simt_emulator"],
+        **kwargs
+    )
+
+def emulated_cc_test(name, srcs, deps = [], size = "medium", **kwargs):
+    """A googletest of emulated kernels, once per seed and in strict mode; `name` is the suite of them.
+
+    Args:
+      name: the suite; its tests are `name`_seed0 and so on.
+      srcs: the test files, compiled once.
+      deps: what they use; googletest is added.
+      size: the time limit of one seed.
+      **kwargs: passed to the tests.
+    """
+    native.cc_library(
+        name = name + "_cases",
+        testonly = True,
+        srcs = srcs,
+        copts = COPTS,
+        deps = deps + ["//third_party/googletest:gtest_main"],
+        alwayslink = True,
+        linkstatic = True,
+    )
+    for seed in SEEDS:
+        native.cc_test(
+            name = "%s_seed%d" % (name, seed),
+            size = size,
+            env = {
+                "SIMT_SEED": str(seed),
+                "SIMT_STRICT": "1",
+            },
+            linkstatic = True,
+            deps = [":%s_cases" % name],
+            **kwargs
+        )
+    native.test_suite(
+        name = name,
+        tests = [":%s_seed%d" % (name, seed) for seed in SEEDS],
+    )

@@ -1,0 +1,89 @@
+"""Make (or find) a folder with cuBLAS's headers and libraries, and print it.
+
+CUDA toolkits are often installed without cuBLAS; its wheel has both. The wheel is the one that lock.cuda.txt pins, by
+version and hash; like a Python environment it lives in the user's cache, so every checkout shares one download.
+
+    python3.11 fetch_cublas.py --site-packages DIR     # an environment that has it already is used as it is
+"""
+
+import argparse
+import hashlib
+import shutil
+import sys
+from pathlib import Path
+
+PYTHON_FOLDER = Path(__file__).resolve().parents[1] / "python"
+sys.path.insert(0, str(PYTHON_FOLDER))
+
+import make_env  # noqa: E402  # a script beside the locks, not a package
+
+WHEEL = "nvidia-cublas"
+INSIDE = Path("nvidia") / "cu13"
+
+
+def pinned_requirement(lock: Path) -> str:
+    """Return the lock's requirement of the wheel, with its hashes.
+
+    Raises:
+        InstallError: the lock does not pin it.
+    """
+    lines = lock.read_text().splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith(f"{WHEEL}==")), None)
+    if start is None:
+        raise make_env.InstallError(f"{lock} does not pin {WHEEL}")
+    end = start
+    while lines[end].endswith("\\"):
+        end += 1
+    return "\n".join([*lines[start : end + 1], ""])
+
+
+def fetch(requirement: str) -> Path:
+    """Return the folder of the wheel's files, downloading it when it is not in the cache.
+
+    Raises:
+        InstallError: the installation failed.
+    """
+    name = f"cublas-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
+    root = make_env.cache_root()
+    home = root / name
+    if (home / ".complete").exists():
+        return home
+    uv = make_env.find_uv()
+    with make_env.exclusive(root / f"{name}.lock"):
+        if (home / ".complete").exists():
+            return home
+        make_env.say(f"fetching {requirement.split()[0]} into {home} (once; about 450 MB)")
+        shutil.rmtree(home, ignore_errors=True)
+        home.mkdir(parents=True)
+        wanted = home / "requirements.txt"
+        wanted.write_text(requirement)
+        command = [str(uv), "pip", "install", "--system-certs", "--python", sys.executable, "--target", str(home)]
+        make_env.run(
+            f"installing {WHEEL}",
+            [*command, "--no-deps", "--require-hashes", "-r", str(wanted)],
+            root / f"{name}.log",
+        )
+        (home / ".complete").touch()
+    return home
+
+
+def main() -> int:
+    """Parse the command line, find the folder, print it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--site-packages", type=Path, help="look here first")
+    options = parser.parse_args()
+    own: Path | None = options.site_packages
+    try:
+        if own is not None and (own / INSIDE / "include" / "cublasLt.h").exists():
+            home = own
+        else:
+            home = fetch(pinned_requirement(PYTHON_FOLDER / "lock.cuda.txt"))
+    except (make_env.InstallError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{home / INSIDE}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

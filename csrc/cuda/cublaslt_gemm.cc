@@ -15,14 +15,13 @@ namespace tandem {
 namespace {
 
 Status CublasError(cublasStatus_t error, const char* call) {
-  return Status(StatusCode::kDeviceError,
-                std::string(call) + ": " + cublasLtGetStatusName(error) + ": " +
-                    cublasLtGetStatusString(error));
+  return Status(StatusCode::kDeviceError, std::string(call) + ": " + cublasLtGetStatusName(error) +
+                                              ": " + cublasLtGetStatusString(error));
 }
 
-#define TANDEM_RETURN_IF_CUBLAS_ERROR(call)                                        \
-  do {                                                                             \
-    const cublasStatus_t tandem_error = (call);                                    \
+#define TANDEM_RETURN_IF_CUBLAS_ERROR(call)                                             \
+  do {                                                                                  \
+    const cublasStatus_t tandem_error = (call);                                         \
     if (tandem_error != CUBLAS_STATUS_SUCCESS) return CublasError(tandem_error, #call); \
   } while (false)
 
@@ -62,8 +61,8 @@ struct Problem {
 
 Status Build(const ConstMatrixView& a, bool transpose_a, const ConstMatrixView& b, bool transpose_b,
              const MatrixView& c, Problem* problem) {
-  TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescCreate(&problem->operation.handle,
-                                                         CUBLAS_COMPUTE_32F, CUDA_R_32F));
+  TANDEM_RETURN_IF_CUBLAS_ERROR(
+      cublasLtMatmulDescCreate(&problem->operation.handle, CUBLAS_COMPUTE_32F, CUDA_R_32F));
   const cublasOperation_t first = transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t second = transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescSetAttribute(
@@ -155,7 +154,8 @@ class Device {
     TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulAlgoGetHeuristic(
         handle_, problem.operation.handle, problem.first.handle, problem.second.handle,
         problem.result.handle, problem.result.handle, preference.handle, 1, &result, &count));
-    if (count == 0) return CublasError(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic");
+    if (count == 0)
+      return CublasError(CUBLAS_STATUS_NOT_SUPPORTED, "cublasLtMatmulAlgoGetHeuristic");
     *algorithm = result.algo;
     return OkStatus();
   }

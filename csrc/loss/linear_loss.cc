@@ -155,9 +155,9 @@ class LinearCall {
     Status status = backend_.kernels->logits_stats(ChunkRows(begin, count), stats, buffers_.kernels,
                                                    backend_.execution);
     if (!status.ok()) return status;
-    return backend_.kernels->stats_finish(
-        {stats.max, stats.sum, stats.shifted, stats.target, 1, 0}, count,
-        rows_.targets + begin, rows_.ignore_index, out, backend_.execution);
+    return backend_.kernels->stats_finish({stats.max, stats.sum, stats.shifted, stats.target, 1, 0},
+                                          count, rows_.targets + begin, rows_.ignore_index, out,
+                                          backend_.execution);
   }
 
   // Where a chunk's log-probabilities go: to the caller's memory, or to scratch.
@@ -224,8 +224,7 @@ class LinearCall {
                      const LinearGradients& out) {
     const float beta = out.accumulate || is_weight_written_ ? 1.0f : 0.0f;
     is_weight_written_ = true;
-    return backend_.gemm->Multiply(slab, true, hidden, false, beta, out.weight,
-                                   backend_.execution);
+    return backend_.gemm->Multiply(slab, true, hidden, false, beta, out.weight, backend_.execution);
   }
 
   const LinearRows& rows_;
@@ -265,8 +264,7 @@ Status CheckTokens(const LinearRows& rows, const PolicyLossParams& params,
   if (has_offsets != (tokens.host_row_offsets != nullptr)) {
     return InvalidArgument("host_row_offsets: want them exactly where row_offsets are");
   }
-  const int64_t want =
-      has_offsets ? tokens.host_row_offsets[rows.hidden.rows] : rows.hidden.rows;
+  const int64_t want = has_offsets ? tokens.host_row_offsets[rows.hidden.rows] : rows.hidden.rows;
   if (tokens.tokens.num_tokens != want) {
     return InvalidArgument("num_tokens: want %lld, got %lld", static_cast<long long>(want),
                            static_cast<long long>(tokens.tokens.num_tokens));
@@ -300,9 +298,9 @@ Status LinearLogprobsBackward(const LinearRows& rows, const TokenLogprobGradient
   if (Status status = call.Open(workspace, 0); !status.ok()) return status;
   if (Status status = CheckGradients(rows, gradients); !status.ok()) return status;
   Status status = call.ForEachChunk([&](int64_t begin, int64_t count) {
-    const TokenLogprobGradients chunk = {
-        upstream.lse + begin, Shift(upstream.entropy, begin),
-        Shift(upstream.grad_logprobs, begin), Shift(upstream.grad_entropy, begin)};
+    const TokenLogprobGradients chunk = {upstream.lse + begin, Shift(upstream.entropy, begin),
+                                         Shift(upstream.grad_logprobs, begin),
+                                         Shift(upstream.grad_entropy, begin)};
     if (!call.HasGradient(begin, count, chunk)) return call.ZeroHidden(begin, count, gradients);
     Status made = call.MakeLogits(begin, count);
     if (!made.ok()) return made;

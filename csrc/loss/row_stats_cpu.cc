@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "csrc/common/multiarch.h"
 #include "csrc/common/scalar_types.h"
 #include "csrc/loss/exp2.h"
 #include "csrc/loss/row_kernels.h"
@@ -116,10 +117,32 @@ void StatsOfRow(const LogitRows& rows, const RowKernels& kernels, int64_t i, con
   out.target[i] = TargetLogit(rows, i) / rows.temperature;
 }
 
+// A piece of a row as float32: 16 KiB, half of the smallest L1 in use.
+constexpr int64_t kPiece = 4096;
+
+TANDEM_MULTIARCH void NarrowPiece(const float* piece, int64_t count, BFloat16* out) {
+  for (int64_t i = 0; i < count; ++i) StoreFloat(piece[i], out + i);
+}
+
+// The gradient of a float32 row in another dtype, piece by piece.
+void NarrowGradient(const RowKernels& kernels, const float* row, int64_t count,
+                    const GradientLine& line, DType dtype, void* out) {
+  float piece[kPiece];
+  for (int64_t start = 0; start < count; start += kPiece) {
+    const int64_t length = std::min(kPiece, count - start);
+    kernels.gradient(row + start, length, line, piece);
+    if (dtype == DType::kBFloat16) {
+      NarrowPiece(piece, length, static_cast<BFloat16*>(out) + start);
+    } else {
+      for (int64_t i = 0; i < length; ++i) StoreElement(piece[i], dtype, out, start + i);
+    }
+  }
+}
+
 void GradientOfRow(const LogitRows& rows, const RowKernels& kernels, int64_t i,
                    const TokenLogprobGradients& in, const MatrixView& grad_logits) {
   const int64_t live = LiveColumns(rows);
-  const DType dtype = rows.logits.dtype;
+  const DType dtype = grad_logits.dtype;
   char* out = static_cast<char*>(grad_logits.data) + i * grad_logits.row_stride * SizeOf(dtype);
   const float g = in.grad_logprobs == nullptr ? 0.0f : in.grad_logprobs[i];
   const float h = in.grad_entropy == nullptr ? 0.0f : in.grad_entropy[i];
@@ -136,7 +159,11 @@ void GradientOfRow(const LogitRows& rows, const RowKernels& kernels, int64_t i,
                             in.lse[i] * rows.temperature,
                             (h == 0.0f ? g : g + h * in.entropy[i]) * inverse_temperature,
                             h * kLn2 * inverse_temperature};
-    kernels.gradient(row, live, line, out);
+    if (dtype == rows.logits.dtype) {
+      kernels.gradient(row, live, line, out);
+    } else {
+      NarrowGradient(kernels, static_cast<const float*>(row), live, line, dtype, out);
+    }
     // A target at -inf has been masked away upstream: nothing flows into it.
     if (target_logit != -kInfinity) {
       const float d = ClampExponent((target_logit - line.lse) * line.scale);
@@ -213,9 +240,13 @@ Status LogitsGradient(const LogitRows& rows, const TokenLogprobGradients& gradie
                       const MatrixView& grad_logits, const Execution& execution) {
   if (Status status = CheckRows(rows); !status.ok()) return status;
   const ConstMatrixView& logits = rows.logits;
-  if (grad_logits.rows != logits.rows || grad_logits.cols != logits.cols ||
-      grad_logits.dtype != logits.dtype) {
-    return InvalidArgument("grad_logits: want the shape and dtype of logits");
+  if (grad_logits.rows != logits.rows || grad_logits.cols != logits.cols) {
+    return InvalidArgument("grad_logits: want the shape of logits");
+  }
+  const bool narrows = grad_logits.dtype != logits.dtype;
+  if (narrows && (logits.dtype != DType::kFloat32 || grad_logits.data == logits.data)) {
+    return InvalidArgument(
+        "grad_logits: want the dtype of logits, or apart from float32 logits a 16-bit one");
   }
   const ConstMatrixView written{grad_logits.data, grad_logits.rows, grad_logits.cols,
                                 grad_logits.row_stride, grad_logits.dtype};

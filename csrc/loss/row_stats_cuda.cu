@@ -11,6 +11,7 @@
 //
 // Grids are one-dimensional with 256 threads per block: a block per (row, segment), and a thread
 // per row for merges. Nothing is assumed about alignment or lengths.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 
@@ -27,6 +28,8 @@ constexpr float kLn2 = 0.69314718055994530942f;
 // 2^x is 0 from here on down, and x * 2^x is too.
 constexpr float kExp2Floor = -127.0f;
 constexpr int64_t kMaxBlocks = 1 << 20;
+// No lane of a group: its distance from every column is negative.
+constexpr int kNoColumn = -1;
 
 // LogitRows as kernels take them.
 template <typename T>
@@ -35,10 +38,10 @@ struct Rows {
   const int64_t* targets;
   const float* thresholds;
   int64_t count;
-  int64_t cols;
-  int64_t live;  // columns before the padding
   int64_t stride;
-  int64_t segments;
+  int cols;
+  int live;  // columns before the padding
+  int segments;
   int64_t vocab_start;
   int64_t ignore_index;
   float temperature;
@@ -57,12 +60,13 @@ SIMT_DEVICE float Threshold(const Rows<T>& rows, int64_t row) {
   return rows.thresholds == nullptr ? MinusInfinity() : rows.thresholds[row];
 }
 
-// The target's column of this shard, or -1.
+// The target's column of this shard, or kNoColumn.
 template <typename T>
-SIMT_DEVICE int64_t TargetColumn(const Rows<T>& rows, int64_t row) {
+SIMT_DEVICE int TargetColumn(const Rows<T>& rows, int64_t row) {
   const int64_t target = rows.targets[row];
   const int64_t column = target - rows.vocab_start;
-  return target != rows.ignore_index && column >= 0 && column < rows.live ? column : -1;
+  return target != rows.ignore_index && column >= 0 && column < rows.live ? static_cast<int>(column)
+                                                                          : kNoColumn;
 }
 
 SIMT_DEVICE float Cut(float x, float threshold) { return x < threshold ? MinusInfinity() : x; }
@@ -146,10 +150,10 @@ StatsKernel(Rows<T> rows, RowStats partial, RowStats out) {
     const T* logits = rows.logits + row * rows.stride;
     const float threshold = kHasThreshold ? Threshold(rows, row) : 0.0f;
     const bool is_aligned = simt::IsVectorAligned(logits);
-    const int64_t begin = segment * kSegmentColumns;
-    const int64_t end = begin + kSegmentColumns < rows.live ? begin + kSegmentColumns : rows.live;
+    const int begin = static_cast<int>(segment) * kSegmentColumns;
+    const int end = begin + kSegmentColumns < rows.live ? begin + kSegmentColumns : rows.live;
     Sums sums;
-    for (int64_t start = begin; start < end; start += Tile<T>::kColumns) {
+    for (int start = begin; start < end; start += Tile<T>::kColumns) {
       const Tile<T> tile = LoadTile(logits, start, end, is_aligned);
       AddTile<T, kHasThreshold>(tile, scale, threshold, &sums);
     }
@@ -157,7 +161,7 @@ StatsKernel(Rows<T> rows, RowStats partial, RowStats out) {
     if (threadIdx.x != 0) continue;
     WriteStats(sums, rows.temperature, partial, task);
     if (segment > 0) continue;
-    const int64_t column = TargetColumn(rows, row);
+    const int column = TargetColumn(rows, row);
     const float target = column < 0 ? MinusInfinity() : simt::Widen(logits[column]);
     out.target[row] = Cut(target, Threshold(rows, row)) / rows.temperature;
   }
@@ -221,7 +225,14 @@ struct GradientLine {
   float slope;
   float own;
   float threshold;
-  int64_t target;  // column, or negative
+  int target;  // column, or kNoColumn
+};
+
+// Where a segment ends: its columns, and those of them that are not padding.
+struct TileBounds {
+  int end;
+  int live;
+  bool are_aligned;  // rows in and out
 };
 
 template <typename T>
@@ -241,7 +252,7 @@ SIMT_DEVICE GradientLine MakeLine(const Rows<T>& rows, const TokenLogprobGradien
 
 template <typename T, bool kHasThreshold>
 SIMT_DEVICE simt::Vector<T> GradientGroup(const simt::Vector<T>& group, const GradientLine& line,
-                                          int64_t column) {
+                                          int column) {
   constexpr int kLanes = Tile<T>::kLanes;
   float x[kLanes];
   float gradient[kLanes];
@@ -254,41 +265,47 @@ SIMT_DEVICE simt::Vector<T> GradientGroup(const simt::Vector<T>& group, const Gr
   }
   // One comparison for the whole group; the thread that owns the target's element does it all, so
   // nobody races for it.
-  if (line.target >= column && line.target < column + kLanes) {
+  const unsigned own_lane = static_cast<unsigned>(line.target - column);
+  if (own_lane < kLanes) {
     SIMT_UNROLL
-    for (int lane = 0; lane < kLanes; ++lane) {
+    for (unsigned lane = 0; lane < kLanes; ++lane) {
       // A target at -inf has been masked away upstream: nothing flows into it.
-      const bool is_own = column + lane == line.target && x[lane] != MinusInfinity();
+      const bool is_own = lane == own_lane && x[lane] != MinusInfinity();
       gradient[lane] += is_own ? line.own : 0.0f;
     }
   }
   return simt::Pack<T>(gradient);
 }
 
-// Columns from rows.live on get zeros, too.
+// One tile, columns from rows.live on included (their gradient is zero). The path of whole vectors
+// loads all of them before it stores the first; the other one takes the groups in turn.
 template <typename T, bool kHasThreshold>
-SIMT_DEVICE void GradientSegment(const Rows<T>& rows, const T* logits, const GradientLine& line,
-                                 int64_t begin, int64_t end, T* out) {
-  const bool is_in_aligned = simt::IsVectorAligned(logits);
-  const bool is_out_aligned = simt::IsVectorAligned(out);
-  for (int64_t start = begin; start < end; start += Tile<T>::kColumns) {
-    const int64_t live = rows.live < end ? rows.live : end;
-    const Tile<T> tile = LoadTile(logits, start, live, is_in_aligned);
+SIMT_DEVICE void GradientTile(const T* logits, const GradientLine& line, int start,
+                              const TileBounds& bounds, T* out) {
+  if (bounds.are_aligned && start + Tile<T>::kColumns <= bounds.live) {
+    const Tile<T> tile = LoadTile(logits, start);
     SIMT_UNROLL
     for (int group = 0; group < kTileGroups; ++group) {
-      const int64_t column = GroupColumn<T>(start, group);
-      const simt::Vector<T> gradient =
-          GradientGroup<T, kHasThreshold>(tile.groups[group], line, column);
-      StoreGroup(gradient, column, end, is_out_aligned, out);
+      const int column = GroupColumn<T>(start, group);
+      simt::StoreVector(GradientGroup<T, kHasThreshold>(tile.groups[group], line, column),
+                        out + column);
     }
+    return;
+  }
+  SIMT_NO_UNROLL
+  for (int group = 0; group < kTileGroups; ++group) {
+    const int column = GroupColumn<T>(start, group);
+    const simt::Vector<T> x = LoadGroup(logits, column, bounds.live, bounds.are_aligned);
+    StoreGroup(GradientGroup<T, kHasThreshold>(x, line, column), column, bounds.end,
+               bounds.are_aligned, out);
   }
 }
 
 template <typename T>
-SIMT_DEVICE void ZeroSegment(int64_t begin, int64_t end, T* out) {
+SIMT_DEVICE void ZeroSegment(int begin, int end, T* out) {
   const bool is_aligned = simt::IsVectorAligned(out);
   const simt::Vector<T> zeros = {};
-  for (int64_t start = begin; start < end; start += kRowThreads * Tile<T>::kLanes) {
+  for (int start = begin; start < end; start += kRowThreads * Tile<T>::kLanes) {
     StoreGroup(zeros, GroupColumn<T>(start, 0), end, is_aligned, out);
   }
 }
@@ -301,8 +318,8 @@ GradientKernel(Rows<T> rows, TokenLogprobGradients in, T* grad_logits, int64_t g
     const int64_t segment = task / rows.count;
     const int64_t row = task - segment * rows.count;
     T* out = grad_logits + row * grad_stride;
-    const int64_t begin = segment * kSegmentColumns;
-    const int64_t end = begin + kSegmentColumns < rows.cols ? begin + kSegmentColumns : rows.cols;
+    const int begin = static_cast<int>(segment) * kSegmentColumns;
+    const int end = begin + kSegmentColumns < rows.cols ? begin + kSegmentColumns : rows.cols;
     const float g = in.grad_logprobs == nullptr ? 0.0f : in.grad_logprobs[row];
     const float h = in.grad_entropy == nullptr ? 0.0f : in.grad_entropy[row];
     // lse = -inf: every logit is -inf, and gets no gradient.
@@ -312,12 +329,17 @@ GradientKernel(Rows<T> rows, TokenLogprobGradients in, T* grad_logits, int64_t g
       continue;
     }
     const GradientLine line = MakeLine(rows, in, row, g, h);
-    GradientSegment<T, kHasThreshold>(rows, rows.logits + row * rows.stride, line, begin, end, out);
+    const T* logits = rows.logits + row * rows.stride;
+    const TileBounds bounds = {end, rows.live < end ? rows.live : end,
+                               simt::IsVectorAligned(logits) && simt::IsVectorAligned(out)};
+    for (int start = begin; start < end; start += Tile<T>::kColumns) {
+      GradientTile<T, kHasThreshold>(logits, line, start, bounds, out);
+    }
   }
 }
 
-int64_t Segments(int64_t cols) {
-  return cols <= kSegmentColumns ? 1 : (cols - 1) / kSegmentColumns + 1;
+int Segments(int64_t cols) {
+  return cols <= kSegmentColumns ? 1 : static_cast<int>((cols - 1) / kSegmentColumns + 1);
 }
 
 unsigned GridFor(int64_t tasks, int64_t max_blocks) {
@@ -327,8 +349,8 @@ unsigned GridFor(int64_t tasks, int64_t max_blocks) {
 long long Printed(int64_t value) { return static_cast<long long>(value); }
 
 Status CheckMatrix(const char* name, const ConstMatrixView& matrix) {
-  if (matrix.rows < 0 || matrix.cols < 0) {
-    return InvalidArgument("%s: want [N, V] with N, V >= 0, got [%lld, %lld]", name,
+  if (matrix.rows < 0 || matrix.cols < 0 || matrix.cols > kMaxColumns) {
+    return InvalidArgument("%s: want [N, V] with N >= 0 and 0 <= V <= 2^30, got [%lld, %lld]", name,
                            Printed(matrix.rows), Printed(matrix.cols));
   }
   if (matrix.row_stride < matrix.cols) {
@@ -351,17 +373,17 @@ Status CheckRows(const LogitRows& rows) {
 }
 
 template <typename T>
-Rows<T> MakeRows(const LogitRows& rows, int64_t segmented_cols) {
-  const int64_t below_padding = rows.vocab_size - rows.vocab_start;
-  const int64_t live = below_padding < rows.logits.cols ? below_padding : rows.logits.cols;
+Rows<T> MakeRows(const LogitRows& rows) {
+  const int64_t cols = rows.logits.cols;
+  const int64_t live = std::clamp<int64_t>(rows.vocab_size - rows.vocab_start, 0, cols);
   return {static_cast<const T*>(rows.logits.data),
           rows.targets,
           rows.thresholds,
           rows.logits.rows,
-          rows.logits.cols,
-          live < 0 ? 0 : live,
           rows.logits.row_stride,
-          Segments(segmented_cols),
+          static_cast<int>(cols),
+          static_cast<int>(live),
+          Segments(cols),
           rows.vocab_start,
           rows.ignore_index,
           rows.temperature};
@@ -370,7 +392,7 @@ Rows<T> MakeRows(const LogitRows& rows, int64_t segmented_cols) {
 template <typename T>
 Status LaunchStats(const LogitRows& logit_rows, const RowStats& stats, void* workspace,
                    Stream stream, int64_t max_blocks) {
-  const Rows<T> rows = MakeRows<T>(logit_rows, logit_rows.logits.cols);
+  const Rows<T> rows = MakeRows<T>(logit_rows);
   const int64_t tasks = rows.count * rows.segments;
   RowStats partial = stats;
   if (rows.segments > 1) {
@@ -394,7 +416,7 @@ Status LaunchStats(const LogitRows& logit_rows, const RowStats& stats, void* wor
 template <typename T>
 Status LaunchGradient(const LogitRows& logit_rows, const TokenLogprobGradients& gradients,
                       const MatrixView& grad_logits, Stream stream, int64_t max_blocks) {
-  const Rows<T> rows = MakeRows<T>(logit_rows, logit_rows.logits.cols);
+  const Rows<T> rows = MakeRows<T>(logit_rows);
   T* out = static_cast<T*>(grad_logits.data);
   const unsigned grid = GridFor(rows.count * rows.segments, max_blocks);
   if (rows.thresholds == nullptr) {
@@ -410,7 +432,7 @@ Status LaunchGradient(const LogitRows& logit_rows, const TokenLogprobGradients& 
 }  // namespace
 
 int64_t LogitsStatsWorkspaceBytes(int64_t rows, int64_t cols) {
-  const int64_t segments = Segments(cols);
+  const int segments = Segments(cols);
   return segments == 1 ? 0 : 3 * segments * rows * static_cast<int64_t>(sizeof(float));
 }
 

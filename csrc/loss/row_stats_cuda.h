@@ -9,7 +9,7 @@ namespace tandem::cuda {
 
 // Logits are reduced in segments of this many columns. It decides in which order sums are added,
 // so it is one constant for every device.
-inline constexpr int64_t kSegmentColumns = 32768;
+inline constexpr int kSegmentColumns = 32768;
 
 // LogitsStats and LogitsGradient on grids of at most `max_blocks` blocks: for the test that the
 // grid does not matter.

@@ -17,6 +17,10 @@ inline constexpr int kRowThreads = 256;
 // 64 bytes in flight per thread, 16 KB per block.
 inline constexpr int kTileGroups = 4;
 
+// Columns are counted in int, rows and offsets in int64_t. The room up to 2^31 is for ends of
+// tiles.
+inline constexpr int64_t kMaxColumns = int64_t{1} << 30;
+
 inline constexpr float kLowestFloat = -3.402823466e+38f;
 inline constexpr uint32_t kMinusInfinityBits = 0xFF800000u;
 
@@ -25,21 +29,21 @@ SIMT_HD inline float MinusInfinity() { return BitCast<float>(kMinusInfinityBits)
 template <typename T>
 struct Tile {
   static constexpr int kLanes = simt::Vector<T>::kLanes;
-  static constexpr int kElements = kTileGroups * kLanes;        // per thread
-  static constexpr int64_t kColumns = kRowThreads * kElements;  // per block
+  static constexpr int kElements = kTileGroups * kLanes;    // per thread
+  static constexpr int kColumns = kRowThreads * kElements;  // per block
   simt::Vector<T> groups[kTileGroups];
 };
 
 // Column of this thread's first element in a group of the tile that starts at `tile_start`.
 template <typename T>
-SIMT_DEVICE int64_t GroupColumn(int64_t tile_start, int group) {
+SIMT_DEVICE int GroupColumn(int tile_start, int group) {
   const int thread = static_cast<int>(threadIdx.x);
   return tile_start + (group * kRowThreads + thread) * Tile<T>::kLanes;
 }
 
 // Columns from `end` on read as -inf, which adds nothing to any sum.
 template <typename T>
-SIMT_DEVICE simt::Vector<T> LoadGroup(const T* row, int64_t column, int64_t end, bool is_aligned) {
+SIMT_DEVICE simt::Vector<T> LoadGroup(const T* row, int column, int end, bool is_aligned) {
   if (is_aligned && column + Tile<T>::kLanes <= end) return simt::LoadVector(row + column);
   simt::Vector<T> group;
   SIMT_UNROLL
@@ -50,8 +54,8 @@ SIMT_DEVICE simt::Vector<T> LoadGroup(const T* row, int64_t column, int64_t end,
 }
 
 template <typename T>
-SIMT_DEVICE void StoreGroup(const simt::Vector<T>& group, int64_t column, int64_t end,
-                            bool is_aligned, T* row) {
+SIMT_DEVICE void StoreGroup(const simt::Vector<T>& group, int column, int end, bool is_aligned,
+                            T* row) {
   if (is_aligned && column + Tile<T>::kLanes <= end) return simt::StoreVector(group, row + column);
   SIMT_UNROLL
   for (int lane = 0; lane < Tile<T>::kLanes; ++lane) {
@@ -59,19 +63,25 @@ SIMT_DEVICE void StoreGroup(const simt::Vector<T>& group, int64_t column, int64_
   }
 }
 
+// A tile of whole vectors.
 template <typename T>
-SIMT_DEVICE Tile<T> LoadTile(const T* row, int64_t tile_start, int64_t end, bool is_aligned) {
+SIMT_DEVICE Tile<T> LoadTile(const T* row, int start) {
   Tile<T> tile;
-  if (is_aligned && tile_start + Tile<T>::kColumns <= end) {
-    SIMT_UNROLL
-    for (int group = 0; group < kTileGroups; ++group) {
-      tile.groups[group] = simt::LoadVector(row + GroupColumn<T>(tile_start, group));
-    }
-    return tile;
-  }
   SIMT_UNROLL
   for (int group = 0; group < kTileGroups; ++group) {
-    tile.groups[group] = LoadGroup(row, GroupColumn<T>(tile_start, group), end, is_aligned);
+    tile.groups[group] = simt::LoadVector(row + GroupColumn<T>(start, group));
+  }
+  return tile;
+}
+
+// Any tile; columns from `end` on as in LoadGroup.
+template <typename T>
+SIMT_DEVICE Tile<T> LoadTile(const T* row, int start, int end, bool is_aligned) {
+  if (is_aligned && start + Tile<T>::kColumns <= end) return LoadTile(row, start);
+  Tile<T> tile;
+  SIMT_UNROLL
+  for (int group = 0; group < kTileGroups; ++group) {
+    tile.groups[group] = LoadGroup(row, GroupColumn<T>(start, group), end, is_aligned);
   }
   return tile;
 }

@@ -14,4 +14,18 @@
 #define TANDEM_MULTIARCH
 #endif
 
+// Functions written in AVX-512 by hand carry TANDEM_AVX512 and run only where HasAvx512() says so.
+// Unlike the choice above they stay under sanitizers.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define TANDEM_HAS_AVX512
+#define TANDEM_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
+namespace tandem {
+inline bool HasAvx512() {
+  static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return has;
+}
+}  // namespace tandem
+#endif
+
 #define TANDEM_INLINE inline __attribute__((always_inline))

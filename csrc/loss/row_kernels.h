@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "csrc/common/multiarch.h"
 #include "csrc/common/tensor_view.h"
 
 namespace tandem::cpu {
@@ -45,6 +46,10 @@ struct RowKernels {
 
 // Vector code that the compiler makes of plain loops: AVX2, or what the platform always has.
 const RowKernels& PortableRowKernels(DType dtype);
+
+#ifdef TANDEM_HAS_AVX512
+const RowKernels& Avx512RowKernels(DType dtype);
+#endif
 
 // The fastest table that this machine can run.
 const RowKernels& RowKernelsFor(DType dtype);

@@ -188,6 +188,11 @@ const RowKernels& PortableRowKernels(DType dtype) {
   return dtype == DType::kBFloat16 ? kBFloat16 : kFloat16;
 }
 
-const RowKernels& RowKernelsFor(DType dtype) { return PortableRowKernels(dtype); }
+const RowKernels& RowKernelsFor(DType dtype) {
+#ifdef TANDEM_HAS_AVX512
+  if (HasAvx512()) return Avx512RowKernels(dtype);
+#endif
+  return PortableRowKernels(dtype);
+}
 
 }  // namespace tandem::cpu

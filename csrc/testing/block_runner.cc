@@ -33,8 +33,11 @@ constinit thread_local BlockRunner* current_runner = nullptr;
 
 }  // namespace
 
+constinit bool is_watching = false;
+
 BlockRunner::BlockRunner()
     : stacks_(kMaxThreads),
+      watch_(SharedMemory::kMemoryBytes),
       threads_(kMaxThreads),
       warps_(kMaxThreads / kWarp),
       ready_(kMaxThreads) {
@@ -48,6 +51,7 @@ std::string BlockRunner::Run(const LaunchConfig& config, const Schedule& schedul
   body_ = body;
   context_ = context;
   shared_.StartBlock(config.shared_bytes, PoisonOf(schedule.seed));
+  watch_.StartBlock();
   StartThreads(block_number);
 
   BlockRunner* outer = current_runner;
@@ -162,6 +166,7 @@ void BlockRunner::CompleteBarrier() {
     }
   }
   num_at_barrier_ = 0;
+  watch_.OnBarrier();
   for (int i = 0; i < num_threads_; ++i) {
     if (threads_[i].state == State::kAtBarrier) MakeReady(i);
   }
@@ -174,7 +179,7 @@ uint64_t BlockRunner::ArriveAtWarp(const WarpArrival& arrival) {
   const int w = running_ / kWarp;
   warps_[w].waiting |= 1u << LaneId();
   if ((arrival.mask >> LaneId() & 1) == 0) {
-    Fail(Format("mask: lane %d is not in the mask that it names", LaneId()));
+    Fail(Format("mask: lane %d is not in the mask that it names", LaneId()), w);
   } else {
     CompleteWarp(w, arrival.mask);
   }
@@ -187,11 +192,13 @@ void BlockRunner::CompleteWarp(int w, uint32_t mask) {
   const uint32_t gone = mask & warp.born & ~warp.live;
   if (schedule_.is_strict && gone != 0) {
     return Fail(Format("early exit: lane %d is in a mask that others wait with, and has returned",
-                       std::countr_zero(gone)));
+                       std::countr_zero(gone)),
+                w);
   }
   const uint32_t group = mask & warp.live;
   if ((group & ~warp.waiting) != 0 || !IsUniform(w, group)) return;
   Deliver(w, group);
+  if (threads_[running_].arrival.operation == WarpOperation::kSync) watch_.OnWarpSync(w, group);
   warp.waiting &= ~group;
   for (uint32_t left = group; left != 0; left &= left - 1) {
     MakeReady(w * kWarp + std::countr_zero(left));
@@ -203,11 +210,11 @@ bool BlockRunner::IsUniform(int w, uint32_t group) {
   for (uint32_t left = group; left != 0; left &= left - 1) {
     const Thread& other = threads_[w * kWarp + std::countr_zero(left)];
     if (!IsSamePlace(first.arrival.where, other.arrival.where)) {
-      Fail("divergence: the lanes of a mask wait at different warp intrinsics");
+      Fail("divergence: the lanes of a mask wait at different warp intrinsics", w);
       return false;
     }
     if (first.arrival.mask != other.arrival.mask) {
-      Fail("mask: the lanes of a warp intrinsic name different masks");
+      Fail("mask: the lanes of a warp intrinsic name different masks", w);
       return false;
     }
   }
@@ -247,16 +254,46 @@ void* BlockRunner::SharedArray(const void* site, const char* name, int64_t bytes
   return data;
 }
 
-void BlockRunner::Fail(const std::string& message) { failure_ = message + DescribeThreads(); }
+void BlockRunner::OnAccess(const void* address, int64_t bytes, Access access) {
+  const int64_t offset = shared_.OffsetOf(address);
+  if (offset < 0) return;
+  const Finding finding = watch_.OnAccess(running_, offset, bytes, access);
+  if (finding.kind == Finding::kNone) return;
+  FailAccess(finding, access);
+  Suspend(true);
+}
 
-std::string BlockRunner::DescribeThreads() const {
+void BlockRunner::FailAccess(const Finding& finding, Access access) {
+  const auto name = [this](int thread) {
+    const uint3& index = threads_[thread].index;
+    return Format("thread (%u, %u, %u)", index.x, index.y, index.z);
+  };
+  const std::string where = shared_.Describe(finding.offset);
+  const char* verb = access == Access::kRead    ? "reads"
+                     : access == Access::kWrite ? "writes"
+                                                : "changes";
+  const std::string self = name(running_) + " " + verb + " " + where;
+  if (finding.kind == Finding::kUninitialised) {
+    return Fail("uninitialised: " + self + ", which nobody has written in this block");
+  }
+  const std::string other = finding.other < 0 ? "several threads" : name(finding.other);
+  Fail("race: " + self + ", which " + other + (finding.other_wrote ? " wrote" : " read") +
+       " with no barrier between");
+}
+
+void BlockRunner::Fail(const std::string& message, int warp) {
+  const int end = warp < 0 ? num_threads_ : std::min(num_threads_, (warp + 1) * kWarp);
+  failure_ = message + DescribeThreads(std::max(warp, 0) * kWarp, end);
+}
+
+std::string BlockRunner::DescribeThreads(int begin, int end) const {
   struct Group {
     int first;
     int count = 0;
   };
   // By what they wait at; groups in the order of their first threads.
   std::map<std::tuple<State, uint32_t, uint32_t, uint32_t>, Group> by_wait;
-  for (int i = 0; i < num_threads_; ++i) {
+  for (int i = begin; i < end; ++i) {
     const Thread& thread = threads_[i];
     const bool is_waiting = thread.state == State::kAtBarrier || thread.state == State::kAtWarp;
     const WarpArrival& at = thread.arrival;
@@ -288,6 +325,10 @@ std::string BlockRunner::DescribeThreads() const {
   return text;
 }
 
+void OnAccess(const void* address, int64_t bytes, Access access) {
+  if (current_runner != nullptr && is_watching) current_runner->OnAccess(address, bytes, access);
+}
+void OnAtomic(const void* address, int64_t bytes) { OnAccess(address, bytes, Access::kAtomic); }
 void ArriveAtBarrier(Location where) { current_runner->ArriveAtBarrier(where); }
 uint64_t ArriveAtWarp(const WarpArrival& arrival) { return current_runner->ArriveAtWarp(arrival); }
 uint32_t ActiveLanes() { return current_runner->ActiveLanes(); }

@@ -2,12 +2,14 @@
 // on. Everything that makes a launch fail is found here.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "csrc/testing/fiber.h"
 #include "csrc/testing/shared_memory.h"
+#include "csrc/testing/shared_watch.h"
 #include "csrc/testing/simt_emulator.h"
 
 namespace simt::emulator {
@@ -34,6 +36,12 @@ class Random {
   uint64_t state_;
 };
 
+// Whether kernels were compiled to report their accesses (access_hooks.cc).
+extern bool is_watching;
+
+// Of whatever runs on this OS thread.
+void OnAccess(const void* address, int64_t bytes, Access access);
+
 class BlockRunner {
  public:
   BlockRunner();
@@ -49,6 +57,7 @@ class BlockRunner {
   int LaneId() const { return running_ % 32; }
   void* SharedArray(const void* site, const char* name, int64_t bytes, int64_t alignment);
   void* DynamicShared() const { return shared_.Dynamic(); }
+  void OnAccess(const void* address, int64_t bytes, Access access);
 
  private:
   enum class State : uint8_t { kReady, kAtBarrier, kAtWarp, kExited };
@@ -78,11 +87,13 @@ class BlockRunner {
   void CompleteWarp(int warp, uint32_t mask);
   bool IsUniform(int warp, uint32_t group);
   void Deliver(int warp, uint32_t group);
-  void Fail(const std::string& message);
-  std::string DescribeThreads() const;
+  void Fail(const std::string& message, int warp = -1);  // which says what threads wait at
+  void FailAccess(const Finding& finding, Access access);
+  std::string DescribeThreads(int begin, int end) const;
 
   FiberStacks stacks_;
   SharedMemory shared_;
+  SharedWatch watch_;
   Fiber main_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;

@@ -18,13 +18,20 @@ load("//csrc:copts.bzl", "COPTS")
 SEEDS = [0, 3, 7, 11]
 
 # Products and sums stay apart, so that results equal those of plain C++ to the bit.
-EMULATED_COPTS = [
+_COPTS = [
     "-O2",
     "-ffp-contract=off",
     "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
 ]
+
+# Calls into the emulator before each access to memory; address sanitizer and this exclude each other.
+_WATCH_COPTS = select({
+    "//csrc/testing:sanitize_address": [],
+    "//csrc/testing:sanitize_thread": [],
+    "//conditions:default": ["-fsanitize=thread"],
+})
 
 def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
     """The kernels and host functions of .cu files for the emulator.
@@ -51,7 +58,7 @@ def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
         name = name,
         testonly = True,
         srcs = copies,
-        copts = EMULATED_COPTS + copts,
+        copts = _COPTS + _WATCH_COPTS + copts,
         linkstatic = True,
         local_defines = ["TANDEM_SIMT_EMULATOR"],
         deps = deps + ["//csrc/testing:simt_emulator"],

@@ -12,14 +12,10 @@
 namespace simt::emulator {
 namespace {
 
-constexpr int64_t kGuardBytes = 128;
-constexpr int kMaxArrays = 64;
-constexpr int64_t kMemoryBytes =
-    SharedMemory::kMaxStaticBytes + SharedMemory::kMaxBytes + 3 * kMaxArrays * kGuardBytes;
 constexpr unsigned char kGuard = 0xA5;
 
 bool IsGuard(const unsigned char* guard) {
-  for (int64_t i = 0; i < kGuardBytes; ++i) {
+  for (int64_t i = 0; i < SharedMemory::kGuardBytes; ++i) {
     if (guard[i] != kGuard) return false;
   }
   return true;
@@ -66,6 +62,14 @@ unsigned char* SharedMemory::Place(const void* site, const char* name, int64_t b
   ASAN_POISON_MEMORY_REGION(data + bytes, kGuardBytes);
   arrays_.push_back({site, name, data, bytes});
   return data;
+}
+
+std::string SharedMemory::Describe(int64_t offset) const {
+  for (const Array& array : arrays_) {
+    const int64_t at = offset - (array.data - memory_.get());
+    if (at >= 0 && at < array.bytes) return "byte " + std::to_string(at) + " of " + array.name;
+  }
+  return "shared memory outside of all arrays";
 }
 
 std::string SharedMemory::FindOverrun() const {

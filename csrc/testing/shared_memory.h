@@ -14,6 +14,10 @@ class SharedMemory {
   // What a block may have on every supported device: static arrays, and all together.
   static constexpr int64_t kMaxStaticBytes = int64_t{48} << 10;
   static constexpr int64_t kMaxBytes = int64_t{227} << 10;
+  static constexpr int kMaxArrays = 64;
+  static constexpr int64_t kGuardBytes = 128;
+  static constexpr int64_t kMemoryBytes =
+      kMaxStaticBytes + kMaxBytes + 3 * kMaxArrays * kGuardBytes;
 
   SharedMemory();
   ~SharedMemory();
@@ -24,6 +28,13 @@ class SharedMemory {
   // The array that was declared at `site`, or null when static memory is used up.
   void* Static(const void* site, const char* name, int64_t bytes, int64_t alignment);
   void* Dynamic() const { return dynamic_; }
+
+  // Of an address in an array of this block; -1 of any other.
+  int64_t OffsetOf(const void* address) const {
+    const int64_t offset = static_cast<const unsigned char*>(address) - memory_.get();
+    return offset >= 0 && offset < used_ ? offset : -1;
+  }
+  std::string Describe(int64_t offset) const;
 
   // Names an array outside whose bounds something was written, or nothing.
   std::string FindOverrun() const;

@@ -8,8 +8,11 @@
 //                 intrinsics
 //   mask          a lane that its own mask does not name; lanes with different masks
 //   early exit    (strict) a barrier, or a mask, whose other threads have returned
+//   uninitialised a byte of shared memory is read that the block has not written
+//   race          threads use a byte of shared memory, one to write, and no barrier orders them
 //   shared memory a write outside an array; more than a device has
-// Shared memory is poisoned for every block, with NaNs or huge values depending on the seed.
+// Uninitialised and race need kernels compiled with -fsanitize=thread (and not linked with it: see
+// access_hooks.cc). Without, shared memory still starts as NaNs or huge values, by the seed.
 //
 // Environment, read at each launch: SIMT_SEED=k (order of threads and blocks; 0 is ascending),
 // SIMT_STRICT=1. Not modelled: lockstep and anything that needs two threads to run at once, fences,
@@ -62,6 +65,7 @@ int LaneId();
 
 void* SharedArray(const void* site, const char* name, int64_t bytes, int64_t alignment);
 void* DynamicShared();
+void OnAtomic(const void* address, int64_t bytes);
 
 // Runs body(context) once per CUDA thread.
 tandem::Status RunGrid(const LaunchConfig& config, void (*body)(void*), void* context);
@@ -177,50 +181,55 @@ inline int __all_sync(uint32_t mask, int predicate,
 
 // Threads run one at a time, and blocks one after another: plain code is atomic. Integers only, as
 // sums of floats would depend on the order.
+
+namespace simt::emulator {
+
+// new_value(old) -> what is stored; gives the old value.
+template <typename T, typename F>
+[[gnu::no_sanitize("thread")]] T Exchange(T* address, F new_value) {
+  static_assert(std::is_integral_v<T>);
+  OnAtomic(address, sizeof(T));
+  const T old = *address;
+  *address = new_value(old);
+  return old;
+}
+
+}  // namespace simt::emulator
+
 template <typename T>
 T atomicAdd(T* address, std::type_identity_t<T> value) {
-  static_assert(std::is_integral_v<T>);
-  const T old = *address;
-  *address = static_cast<T>(static_cast<std::make_unsigned_t<T>>(old) +
-                            static_cast<std::make_unsigned_t<T>>(value));
-  return old;
+  using Unsigned = std::make_unsigned_t<T>;
+  return simt::emulator::Exchange(address, [=](T old) {
+    return static_cast<T>(static_cast<Unsigned>(old) + static_cast<Unsigned>(value));
+  });
 }
 
 template <typename T>
 T atomicMax(T* address, std::type_identity_t<T> value) {
-  static_assert(std::is_integral_v<T>);
-  const T old = *address;
-  *address = old < value ? value : old;
-  return old;
+  return simt::emulator::Exchange(address, [=](T old) { return old < value ? value : old; });
 }
 
 template <typename T>
 T atomicMin(T* address, std::type_identity_t<T> value) {
-  static_assert(std::is_integral_v<T>);
-  const T old = *address;
-  *address = value < old ? value : old;
-  return old;
+  return simt::emulator::Exchange(address, [=](T old) { return value < old ? value : old; });
+}
+
+template <typename T>
+T atomicAnd(T* address, std::type_identity_t<T> value) {
+  return simt::emulator::Exchange(address, [=](T old) { return static_cast<T>(old & value); });
 }
 
 template <typename T>
 T atomicOr(T* address, std::type_identity_t<T> value) {
-  static_assert(std::is_integral_v<T>);
-  const T old = *address;
-  *address = static_cast<T>(old | value);
-  return old;
+  return simt::emulator::Exchange(address, [=](T old) { return static_cast<T>(old | value); });
 }
 
 template <typename T>
 T atomicExch(T* address, std::type_identity_t<T> value) {
-  const T old = *address;
-  *address = value;
-  return old;
+  return simt::emulator::Exchange(address, [=](T) { return value; });
 }
 
 template <typename T>
 T atomicCAS(T* address, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  static_assert(std::is_integral_v<T>);
-  const T old = *address;
-  if (old == expected) *address = value;
-  return old;
+  return simt::emulator::Exchange(address, [=](T old) { return old == expected ? value : old; });
 }

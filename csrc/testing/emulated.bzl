@@ -45,7 +45,7 @@ def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
     """
     copies = []
     for src in srcs:
-        copy = "%s.%s.cc" % (name, src.split("/")[-1].split(":")[-1].removesuffix(".cu"))
+        copy = "%s.%s.cc" % (name, src.split("/")[-1].split(":")[-1][:-len(".cu")])
         native.genrule(
             name = copy + "_copy",
             testonly = True,

@@ -27,7 +27,9 @@ Schedule ScheduleFromEnvironment() {
 uint64_t Volume(const dim3& d) { return uint64_t{d.x} * d.y * d.z; }
 
 std::string Text(const dim3& d) {
-  return "(" + std::to_string(d.x) + ", " + std::to_string(d.y) + ", " + std::to_string(d.z) + ")";
+  char text[64];
+  std::snprintf(text, sizeof(text), "(%u, %u, %u)", d.x, d.y, d.z);
+  return text;
 }
 
 tandem::Status Error(const LaunchConfig& config, const std::string& what) {

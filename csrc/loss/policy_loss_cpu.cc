@@ -55,24 +55,7 @@ TANDEM_INLINE float Smaller(float x, float y) { return Select(x < y, x, y); }
 TANDEM_INLINE float Larger(float x, float y) { return Select(x > y, x, y); }
 
 TANDEM_INLINE void AddLane(const TokenTerms& terms, int64_t lane, LaneSums* sums) {
-  const auto add = [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; };
-  add(kLoss, terms.loss);
-  add(kKlPenalty, terms.kl_penalty);
-  add(kNll, terms.nll);
-  add(kEntropy, terms.entropy);
-  add(kRatio, terms.ratio);
-  add(kRatioClamped, terms.ratio_clamped);
-  add(kClipLow, terms.clip_low);
-  add(kClipHigh, terms.clip_high);
-  add(kDualClip, terms.dual_clip);
-  add(kCorrection, terms.correction);
-  add(kOutside, terms.outside);
-  add(kMultProbError, terms.mult_prob_error);
-  add(kGenerationKl, terms.generation_kl);
-  add(kPolicyKl, terms.policy_kl);
-  add(kJsDivergence, terms.js_divergence);
-  add(kApproxEntropy, terms.approx_entropy);
-  add(kClampedLogRatios, terms.clamped_log_ratios);
+  VisitSums(terms, [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
   sums->ratio_min[lane] = Smaller(terms.ratio_min, sums->ratio_min[lane]);
   sums->ratio_max[lane] = Larger(terms.ratio_max, sums->ratio_max[lane]);
   sums->ratio_clamped_min[lane] = Smaller(terms.ratio_clamped_min, sums->ratio_clamped_min[lane]);

@@ -10,7 +10,7 @@
 #include "csrc/loss/policy_loss.h"
 
 #ifdef __CUDACC__
-#define TANDEM_TOKEN_MATH SIMT_HD inline
+#define TANDEM_TOKEN_MATH SIMT_DEVICE
 #else
 #include "csrc/common/multiarch.h"
 #define TANDEM_TOKEN_MATH TANDEM_INLINE
@@ -402,6 +402,28 @@ TANDEM_TOKEN_MATH TokenTerms PolicyTokenTerms(const PolicyLossBounds& bounds,
   return terms;
 }
 
+// Calls visit(metric, value) for each sum; extrema are not among them.
+template <typename Visit>
+TANDEM_TOKEN_MATH void VisitSums(const TokenTerms& terms, Visit&& visit) {
+  visit(kLoss, terms.loss);
+  visit(kKlPenalty, terms.kl_penalty);
+  visit(kNll, terms.nll);
+  visit(kEntropy, terms.entropy);
+  visit(kRatio, terms.ratio);
+  visit(kRatioClamped, terms.ratio_clamped);
+  visit(kClipLow, terms.clip_low);
+  visit(kClipHigh, terms.clip_high);
+  visit(kDualClip, terms.dual_clip);
+  visit(kCorrection, terms.correction);
+  visit(kOutside, terms.outside);
+  visit(kMultProbError, terms.mult_prob_error);
+  visit(kGenerationKl, terms.generation_kl);
+  visit(kPolicyKl, terms.policy_kl);
+  visit(kJsDivergence, terms.js_divergence);
+  visit(kApproxEntropy, terms.approx_entropy);
+  visit(kClampedLogRatios, terms.clamped_log_ratios);
+}
+
 // How two partial results of a metric become one, and the value that changes nothing.
 SIMT_HD inline bool IsMinimum(int metric) {
   return metric == kRatioMin || metric == kRatioClampedMin;
@@ -412,8 +434,7 @@ SIMT_HD inline bool IsMaximum(int metric) {
 }
 
 SIMT_HD inline double NeutralMetric(int metric) {
-  const double infinity = std::numeric_limits<double>::infinity();
-  return IsMinimum(metric) ? infinity : (IsMaximum(metric) ? -infinity : 0.0);
+  return IsMinimum(metric) ? kMathInfinity : (IsMaximum(metric) ? -kMathInfinity : 0.0f);
 }
 
 SIMT_HD inline double CombineMetric(int metric, double left, double right) {

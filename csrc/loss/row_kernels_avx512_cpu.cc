@@ -27,6 +27,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Elements that are worked on together: four registers of float32.
 constexpr int64_t kGroup = 64;
 constexpr int kRegisters = 4;
+// Elements that are summed up by themselves.
+constexpr int64_t kBlock = 4096;
 // How far ahead of a group memory is asked for, in bytes: the processor's own prefetch ends at the
 // page, and the first lines of every page would be waited for.
 constexpr int64_t kPrefetchBytes = 4096;
@@ -166,24 +168,47 @@ TANDEM_AVX512_INLINE __m512 Exponent(__m512 x, __m512 origin, __m512 scale) {
   return _mm512_max_ps(_mm512_set1_ps(kFloor), _mm512_mul_ps(_mm512_sub_ps(x, origin), scale));
 }
 
-// Running sums, each register's for itself, around a maximum that they share. It starts at the
-// smallest finite number: x - max is then never inf - inf unless x is +inf or NaN.
+// Sums around the largest logit so far. It starts at the smallest finite number: x - max is then
+// never inf - inf unless x is +inf or NaN. A block's sums are kept apart from those of the blocks
+// before it, so that rounding grows with the length of a block and with their number only.
 struct Running {
   __m512 max;
   __m512 sum[kRegisters];
   __m512 shifted[kRegisters];
+  __m512 sum_before;
+  __m512 shifted_before;
 };
 
-// Moves to a larger maximum: each d grows by delta.
+TANDEM_AVX512_INLINE __m512 Total(const __m512 (&sums)[kRegisters]) {
+  return _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3]));
+}
+
+TANDEM_AVX512_INLINE void StartBlock(Running* running) {
+  for (int i = 0; i < kRegisters; ++i) {
+    running->sum[i] = _mm512_setzero_ps();
+    running->shifted[i] = _mm512_setzero_ps();
+  }
+}
+
+TANDEM_AVX512_INLINE void EndBlock(Running* running) {
+  running->sum_before = _mm512_add_ps(running->sum_before, Total(running->sum));
+  running->shifted_before = _mm512_add_ps(running->shifted_before, Total(running->shifted));
+}
+
+// One pair of sums under a larger maximum: each d grows by delta.
+TANDEM_AVX512_INLINE void Rescale(__m512 delta, __m512 factor, __m512* sum, __m512* shifted) {
+  *shifted = _mm512_mul_ps(_mm512_fmadd_ps(delta, *sum, *shifted), factor);
+  *sum = _mm512_mul_ps(*sum, factor);
+}
+
 TANDEM_AVX512_INLINE void Raise(__m512 group_max, __m512 scale, Running* running) {
   const __m512 max = _mm512_set1_ps(_mm512_reduce_max_ps(group_max));
   const __m512 delta = Exponent(running->max, max, scale);
   const __m512 factor = Exp2<5>(delta);
   for (int i = 0; i < kRegisters; ++i) {
-    running->shifted[i] =
-        _mm512_mul_ps(_mm512_fmadd_ps(delta, running->sum[i], running->shifted[i]), factor);
-    running->sum[i] = _mm512_mul_ps(running->sum[i], factor);
+    Rescale(delta, factor, &running->sum[i], &running->shifted[i]);
   }
+  Rescale(delta, factor, &running->sum_before, &running->shifted_before);
   running->max = max;
 }
 
@@ -200,32 +225,33 @@ TANDEM_AVX512_INLINE void Add(const Group& group, __m512 scale, Running* running
   }
 }
 
-TANDEM_AVX512_INLINE float Total(const __m512 (&sums)[kRegisters]) {
-  return _mm512_reduce_add_ps(
-      _mm512_add_ps(_mm512_add_ps(sums[0], sums[1]), _mm512_add_ps(sums[2], sums[3])));
-}
-
 template <bool kWithThreshold, typename T>
 TANDEM_AVX512_INLINE RowSums ReduceRow(const T* row, int64_t count, const RowReading& reading) {
   const __m512 scale = _mm512_set1_ps(reading.scale);
   Running running;
   running.max = _mm512_set1_ps(-std::numeric_limits<float>::max());
-  for (int i = 0; i < kRegisters; ++i) {
-    running.sum[i] = _mm512_setzero_ps();
-    running.shifted[i] = _mm512_setzero_ps();
-  }
+  running.sum_before = _mm512_setzero_ps();
+  running.shifted_before = _mm512_setzero_ps();
   int64_t start = 0;
-  for (; start + kGroup <= count; start += kGroup) {
-    Prefetch(row + start);
-    Add(Cut<kWithThreshold>(LoadGroup(row + start), reading.threshold), scale, &running);
+  while (start + kGroup <= count) {
+    const int64_t left = count - start;
+    const int64_t end = start + (left < kBlock ? left : kBlock);
+    StartBlock(&running);
+    for (; start + kGroup <= end; start += kGroup) {
+      Prefetch(row + start);
+      Add(Cut<kWithThreshold>(LoadGroup(row + start), reading.threshold), scale, &running);
+    }
+    EndBlock(&running);
   }
   if (start < count) {
     const Tail<T> tail(row + start, count - start);
+    StartBlock(&running);
     Add(Cut<kWithThreshold>(LoadGroup(tail.x), reading.threshold), scale, &running);
+    EndBlock(&running);
   }
-  const float sum = Total(running.sum);
+  const float sum = _mm512_reduce_add_ps(running.sum_before);
   if (sum == 0.0f) return {-kInfinity, 0.0f, 0.0f};
-  return {_mm512_cvtss_f32(running.max), sum, Total(running.shifted)};
+  return {_mm512_cvtss_f32(running.max), sum, _mm512_reduce_add_ps(running.shifted_before)};
 }
 
 // -p (base + slope log2 p)

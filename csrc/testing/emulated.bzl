@@ -33,7 +33,19 @@ _WATCH_COPTS = select({
     "//conditions:default": ["-fsanitize=thread"],
 })
 
-def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
+# Of a target that is built with a sanitizer in every configuration (//csrc/testing/planted).
+_OWN_SANITIZER_COPTS = {
+    "address": [
+        "-g",
+        "-fsanitize=address",
+    ],
+    "undefined": [
+        "-fsanitize=undefined",
+        "-fno-sanitize-recover=undefined",
+    ],
+}
+
+def emulated_cuda_library(name, srcs, deps = [], copts = [], sanitizer = None, **kwargs):
     """The kernels and host functions of .cu files for the emulator.
 
     Args:
@@ -41,8 +53,14 @@ def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
       srcs: .cu files; messages name their own lines.
       deps: as of cc_library: headers without CUDA.
       copts: more options of the compiler.
+      sanitizer: one that this target alone is built with, "address" or "undefined".
       **kwargs: passed to cc_library.
     """
+    emulator = "//csrc/testing:simt_emulator"
+    more_copts = copts + _WATCH_COPTS
+    if sanitizer == "address":
+        emulator = "//csrc/testing:simt_emulator_address"
+        more_copts = copts
     copies = []
     for src in srcs:
         copy = "%s.%s.cc" % (name, src.split("/")[-1].split(":")[-1][:-len(".cu")])
@@ -58,14 +76,14 @@ def emulated_cuda_library(name, srcs, deps = [], copts = [], **kwargs):
         name = name,
         testonly = True,
         srcs = copies,
-        copts = _COPTS + _WATCH_COPTS + copts,
+        copts = _COPTS + _OWN_SANITIZER_COPTS.get(sanitizer, []) + more_copts,
         linkstatic = True,
         local_defines = ["TANDEM_SIMT_EMULATOR"],
-        deps = deps + ["//csrc/testing:simt_emulator"],
+        deps = [emulator] + deps,
         **kwargs
     )
 
-def emulated_cc_test(name, srcs, deps = [], size = "medium", **kwargs):
+def emulated_cc_test(name, srcs, deps = [], size = "medium", tags = [], **kwargs):
     """A googletest of emulated kernels, once per seed and in strict mode; `name` is the suite of them.
 
     Args:
@@ -73,6 +91,7 @@ def emulated_cc_test(name, srcs, deps = [], size = "medium", **kwargs):
       srcs: the test files, compiled once.
       deps: what they use; googletest is added.
       size: the time limit of one seed.
+      tags: of the tests.
       **kwargs: passed to the tests.
     """
     native.cc_library(
@@ -88,6 +107,8 @@ def emulated_cc_test(name, srcs, deps = [], size = "medium", **kwargs):
         native.cc_test(
             name = "%s_seed%d" % (name, seed),
             size = size,
+            # Two orders are enough where everything runs again under a sanitizer.
+            tags = tags + (["no-sanitizer"] if seed not in SEEDS[:2] else []),
             env = {
                 "SIMT_SEED": str(seed),
                 "SIMT_STRICT": "1",

@@ -1,4 +1,4 @@
-// What tests and tools need of row_stats_cuda.cu beyond row_stats.h.
+// What the CUDA backend of row_stats.h has beyond it.
 #pragma once
 
 #include <cstdint>

@@ -197,6 +197,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> PolicyLossInPlaceOp(
                             shares, weights, nll_coefs, row_offsets},
                            call.num_rows(), hidden);
   tokens.host_row_offsets = HostOffsets(row_offsets, host_row_offsets, call.num_rows());
+  CheckOffsets(row_offsets, tokens.tokens.num_tokens, "row_offsets");
+  CheckOffsets(host_row_offsets, tokens.tokens.num_tokens, "host_row_offsets");
   Tensor logprobs = call.NewRows();
   Tensor entropy = call.NewRows();
   Tensor metrics = torch::stable::new_empty(hidden, {kNumPolicyMetrics}, ScalarType::Double);

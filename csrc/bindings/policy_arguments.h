@@ -45,6 +45,19 @@ inline PolicyLossTokens TokensOf(const PolicyColumns& columns, int64_t num_rows,
   return tokens;
 }
 
+// Offsets decide about addresses. They are looked at where that costs no wait: on the CPU.
+inline void CheckOffsets(const std::optional<Tensor>& offsets, int64_t last, const char* name) {
+  if (!offsets.has_value() || !offsets->is_cpu()) return;
+  const int64_t* values = offsets->const_data_ptr<int64_t>();
+  const int64_t count = offsets->numel();
+  STD_TORCH_CHECK(values[0] == 0 && values[count - 1] == last, name, ": want offsets from 0 to ",
+                  last, ", got ", values[0], " to ", values[count - 1]);
+  for (int64_t i = 1; i < count; ++i) {
+    STD_TORCH_CHECK(values[i - 1] <= values[i], name, ": want offsets that do not decrease, got ",
+                    values[i - 1], " before ", values[i]);
+  }
+}
+
 template <typename Enum>
 Enum KindOf(int64_t value, Enum last, const char* name) {
   STD_TORCH_CHECK(value >= 0 && value <= static_cast<int64_t>(last), name, ": want 0 ... ",

@@ -19,19 +19,6 @@ namespace {
 using torch::stable::detail::StableLibrary;
 using OptionalTensor = std::optional<Tensor>;
 
-// Offsets decide about addresses. They are looked at where that costs no wait: on the CPU.
-void CheckOffsets(const OptionalTensor& offsets, int64_t last, const char* name) {
-  if (!offsets.has_value() || !offsets->is_cpu()) return;
-  const int64_t* values = offsets->const_data_ptr<int64_t>();
-  const int64_t count = offsets->numel();
-  STD_TORCH_CHECK(values[0] == 0 && values[count - 1] == last, name, ": want offsets from 0 to ",
-                  last, ", got ", values[0], " to ", values[count - 1]);
-  for (int64_t i = 1; i < count; ++i) {
-    STD_TORCH_CHECK(values[i - 1] <= values[i], name, ": want offsets that do not decrease, got ",
-                    values[i - 1], " before ", values[i]);
-  }
-}
-
 int64_t NumSequences(const OptionalTensor& sequence_offsets) {
   if (!sequence_offsets.has_value()) return 0;
   STD_TORCH_CHECK(sequence_offsets->dim() == 1 && sequence_offsets->numel() > 0,

@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/ops.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <system_error>
@@ -30,20 +31,24 @@ ParallelFor TorchParallelFor() {
           nullptr};
 }
 
-// Next to this library (a wheel), where the user says, in the build tree.
+// Next to this library (a wheel), in the build tree, where the user says.
 std::vector<std::string> CudaLibraryCandidates() {
-  std::vector<std::string> candidates;
+  std::vector<std::filesystem::path> folders;
   Dl_info info;
-  std::string folder;
   if (dladdr(reinterpret_cast<const void*>(&CudaLibraryCandidates), &info) != 0 &&
       info.dli_fname != nullptr) {
-    folder = std::filesystem::path(info.dli_fname).parent_path().string();
-    candidates.push_back(folder + "/" + kCudaLibrary);
+    const std::filesystem::path here = std::filesystem::path(info.dli_fname).parent_path();
+    folders = {here, here.parent_path() / "cuda"};
   }
-  if (const char* chosen = std::getenv("RL_NATIVE_DIR"); chosen != nullptr && *chosen != '\0') {
-    candidates.push_back(std::string(chosen) + "/" + kCudaLibrary);
+  const char* chosen = std::getenv("RL_NATIVE_DIR");
+  if (chosen != nullptr && *chosen != '\0') folders.push_back(chosen);
+  std::vector<std::string> candidates;
+  for (const std::filesystem::path& folder : folders) {
+    const std::string path = (folder / kCudaLibrary).string();
+    if (std::find(candidates.begin(), candidates.end(), path) == candidates.end()) {
+      candidates.push_back(path);
+    }
   }
-  if (!folder.empty()) candidates.push_back(folder + "/../cuda/" + kCudaLibrary);
   return candidates;
 }
 

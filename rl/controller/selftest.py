@@ -1,4 +1,4 @@
-"""Computes a little with the real parts and compares: the native operator, worker calls, shared memory, clean-up.
+"""Computes a little with the real parts and compares: the native kernels, worker calls, shared memory, clean-up.
 
 It needs no model, no network, no Ray and no vLLM, and takes a few seconds.
 """
@@ -13,20 +13,14 @@ from collections.abc import Callable
 from multiprocessing import shared_memory
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from rl.cluster.config import ClusterConfig
 from rl.cluster.local import LocalCluster
 from rl.cluster.worker_group import WorkerContext, WorkerRequest
 from rl.controller.checklist import Check
+from rl.controller.selftest_kernels import kernel_tests
 from rl.core.errors import RLError
 from rl.core.resources import RunResources
-from rl.ops.logprobs import LogprobImpl, token_logprobs
 
-ROWS = 33
-VOCABULARY = 517
-TEMPERATURE = 0.7
 SEGMENT_BYTES = 1 << 20
 CHILD_DEADLINE_S = 30.0
 
@@ -34,8 +28,7 @@ CHILD_DEADLINE_S = 30.0
 def run_selftest() -> list[Check]:
     """Run every test; one that fails does not stop the others."""
     return [
-        attempt("native logprobs, float32", lambda: compare_logprobs(torch.float32, 1e-4)),
-        attempt("native logprobs, bfloat16", lambda: compare_logprobs(torch.bfloat16, 2e-2)),
+        *(attempt(name, test) for name, test in kernel_tests()),
         attempt("worker calls", call_workers),
         attempt("shared memory", pass_shared_memory),
         attempt("clean-up", clean_up),
@@ -50,29 +43,6 @@ def attempt(name: str, test: Callable[[], str]) -> Check:
     except (RLError, RuntimeError, OSError, subprocess.SubprocessError) as error:
         return Check(name, False, f"{type(error).__name__}: {error}", "`tandem doctor` looks for the cause")
     return Check(name, True, f"{detail} ({time.monotonic() - begin:.2f} s)")
-
-
-def compare_logprobs(dtype: torch.dtype, tolerance: float) -> str:
-    """Compare values and gradients of the native operator with plain torch."""
-    generator = torch.Generator().manual_seed(0)
-    logits = (4 * torch.randn(ROWS, VOCABULARY, generator=generator)).to(dtype)
-    targets = torch.randint(0, VOCABULARY, (ROWS,), generator=generator)
-    native = values_and_gradient(logits, targets, "native")
-    plain = values_and_gradient(logits, targets, "torch")
-    difference = max(float((a.float() - b.float()).abs().max()) for a, b in zip(native, plain, strict=True))
-    if not difference <= tolerance:
-        raise RuntimeError(f"native and plain results differ by {difference:.2e}, allowed {tolerance:.0e}")
-    return f"differs from plain torch by {difference:.1e}"
-
-
-def values_and_gradient(logits: Tensor, targets: Tensor, impl: LogprobImpl) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logprobs [N], entropy [N], and the gradient [N, V] of a weighted sum of both."""
-    leaf = logits.clone().requires_grad_()
-    logprobs, entropy = token_logprobs(leaf, targets, TEMPERATURE, impl=impl)
-    (logprobs.sum() + 0.1 * entropy.sum()).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    if leaf.grad is None:
-        raise RuntimeError(f"the {impl} operator gave no gradient")
-    return logprobs.detach(), entropy.detach(), leaf.grad
 
 
 class SumWorker:

@@ -1,13 +1,17 @@
 """What doctor says about a machine."""
 
 import ctypes
+import re
 from pathlib import Path
 
 import pytest
 
+from rl.controller import doctor
 from rl.controller.checklist import has_failed
 from rl.controller.doctor import (
     check_bubblewrap,
+    check_cuda_kernels,
+    check_native,
     check_numa,
     check_package,
     check_shared_memory,
@@ -51,7 +55,30 @@ def test_every_check_is_named_once_and_says_what_it_found(monkeypatch):
     assert len(set(names)) == len(names)
     assert all(check.detail for check in checks)
     assert all(check.ok or check.advice for check in checks)
-    assert {"python", "torch", "native operators", "vllm", "ray", "shared memory", "gpus"} <= set(names)
+    assert {"python", "torch", "native operators", "cuda kernels", "vllm", "ray", "shared memory", "gpus"} <= set(names)
+
+
+def test_the_native_operators_say_which_build_of_them_runs() -> None:
+    check = check_native()
+    assert check.ok
+    assert re.fullmatch("loaded; the (avx512|avx2|base) build runs on this processor", check.detail)
+
+
+@pytest.mark.parametrize(("gpus", "ok"), [(0, True), (8, False)])
+def test_missing_cuda_kernels_are_advised_about_where_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, gpus: int, ok: bool
+) -> None:
+    monkeypatch.setattr(doctor, "callable_at", lambda target: lambda: f"{target}: in none of the places")
+    monkeypatch.setattr(doctor, "count_gpus", lambda: gpus)
+    check = check_cuda_kernels()
+    assert check.ok is ok
+    assert not has_failed([check]), "every run can do without"
+    assert ok or ("in none of the places" in check.detail and "logprob_impl=torch" in check.advice)
+
+
+def test_cuda_kernels_that_load_are_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "callable_at", lambda target: lambda: None)
+    assert check_cuda_kernels().detail == "load"
 
 
 def test_a_missing_system_library_of_the_engine_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

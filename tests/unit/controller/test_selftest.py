@@ -2,7 +2,8 @@
 
 import torch
 
-from rl.controller.selftest import attempt, compare_logprobs, run_selftest
+from rl.controller.selftest import attempt, run_selftest
+from rl.controller.selftest_kernels import compare_logprobs, compare_one_pass, compare_policy_loss, kernel_tests
 from rl.core.errors import InfraError
 
 
@@ -19,6 +20,23 @@ def test_a_failing_part_is_a_failed_check_with_its_reason():
 
 
 def test_a_difference_above_the_tolerance_fails():
-    check = attempt("strict", lambda: compare_logprobs(torch.float32, -1.0))
-    assert not check.ok
-    assert "differ by" in check.detail
+    for test in (
+        lambda: compare_logprobs(torch.float32, -1.0, "cpu"),
+        lambda: compare_policy_loss(-1.0, "cpu"),
+        lambda: compare_one_pass(-1.0, "cpu"),
+    ):
+        check = attempt("strict", test)
+        assert not check.ok
+        assert "differ by" in check.detail
+
+
+def test_every_kernel_that_training_calls_is_tried_in_every_dtype_of_logits():
+    names = [name for name, _ in kernel_tests() if not name.endswith("on the GPU")]
+    assert names == [
+        "native logprobs, float32",
+        "native logprobs, bfloat16",
+        "native logprobs, float16",
+        "native policy loss",
+        "native linear layer and loss in one pass",
+        "native bucket copy",
+    ]

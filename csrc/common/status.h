@@ -1,7 +1,7 @@
 // Result of every fallible csrc function. The core has no exceptions; a binding turns a Status into
 // its language's error.
 //
-//   Status status = TokenLogprobForward(rows, out, pool);
+//   Status status = LogitsStats(rows, stats, workspace, execution);
 //   if (!status.ok()) return status;
 #pragma once
 

@@ -1,13 +1,15 @@
 // libtandem_cuda.so from outside: its one symbol, its tables, a clean error without a driver, and,
-// with a GPU, its product against a loop. The first argument is the library's path.
+// with a GPU, its product against a loop. TANDEM_CUDA_LIBRARY is its path.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <memory>
 #include <random>
-#include <string>
+#include <utility>
 #include <vector>
 
 #include "csrc/cuda/tables.h"
@@ -16,17 +18,17 @@
 namespace tandem {
 namespace {
 
-std::string library_path;
-
 bool HasDevice() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
 const CudaTables* Tables() {
-  static void* library = dlopen(library_path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  const char* path = std::getenv("TANDEM_CUDA_LIBRARY");
+  static void* library = path == nullptr ? nullptr : dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    ADD_FAILURE() << dlerror();
+    const char* error = path == nullptr ? "TANDEM_CUDA_LIBRARY is not set" : dlerror();
+    ADD_FAILURE() << (error == nullptr ? path : error);
     return nullptr;
   }
   const auto tables_of =
@@ -161,9 +163,3 @@ TEST(CudaLibrary, ItsProductIsThatOfALoop) {
 
 }  // namespace
 }  // namespace tandem
-
-int main(int argc, char** argv) {
-  testing::InitGoogleTest(&argc, argv);
-  if (argc > 1) tandem::library_path = argv[1];
-  return RUN_ALL_TESTS();
-}

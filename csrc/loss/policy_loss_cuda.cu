@@ -1,8 +1,8 @@
 // CUDA backend of policy_loss.h: bound by memory, each column is read once.
 //
-//   SequenceKernel   kSequence alone: a block per sequence       -> SequenceTerms in the workspace
-//   TokenKernel      a block per kBlockTokens tokens             -> gradients, a block's metric
-//   sums MergeKernel      one block, a warp per metric                -> metrics
+//   PolicySequenceKernel   kSequence alone: a block per sequence       -> SequenceTerms in the workspace
+//   PolicyTokenKernel      a block per kBlockTokens tokens             -> gradients, a block's metric
+//   sums PolicyMergeKernel      one block, a warp per metric                -> metrics
 //
 // Which tokens a block sums up, and the order in which sums are merged, depend on the tokens alone,
 // so that neither the grid nor the device decides about a bit. Where tokens share rows, a thread
@@ -135,7 +135,7 @@ SIMT_DEVICE double CombineLanes(int metric, double value) {
 
 template <bool kIsSequence, bool kHasReference>
 SIMT_KERNEL(kThreads)
-TokenKernel(Call call) {
+PolicyTokenKernel(Call call) {
   SIMT_SHARED(double, warp_sums, kWarps* kNumPolicyMetrics);
   const int lane = static_cast<int>(threadIdx.x) % simt::kWarpSize;
   const int warp = static_cast<int>(threadIdx.x) / simt::kWarpSize;
@@ -167,7 +167,7 @@ TokenKernel(Call call) {
 }
 
 SIMT_KERNEL(kMergeThreads)
-MergeKernel(Call call) {
+PolicyMergeKernel(Call call) {
   const int lane = static_cast<int>(threadIdx.x) % simt::kWarpSize;
   const int metric = static_cast<int>(threadIdx.x) / simt::kWarpSize;
   double total = NeutralMetric(metric);
@@ -188,7 +188,7 @@ MergeKernel(Call call) {
 
 // Sums over the counted tokens of a sequence, then the gradient through its ratio.
 SIMT_KERNEL(kThreads)
-SequenceKernel(Call call) {
+PolicySequenceKernel(Call call) {
   SIMT_SHARED(double, ratio_scratch, kWarps);
   SIMT_SHARED(double, weight_scratch, kWarps);
   SIMT_SHARED(double, count_scratch, kWarps);
@@ -254,7 +254,7 @@ unsigned GridFor(int64_t tasks, int64_t max_blocks) {
 
 template <bool kIsSequence, bool kHasReference>
 Status LaunchTokens(const Call& call, Stream stream, int64_t max_blocks) {
-  SIMT_LAUNCH((TokenKernel<kIsSequence, kHasReference>), GridFor(call.num_blocks, max_blocks),
+  SIMT_LAUNCH((PolicyTokenKernel<kIsSequence, kHasReference>), GridFor(call.num_blocks, max_blocks),
               kThreads, 0, stream, call);
   return OkStatus();
 }
@@ -265,7 +265,7 @@ Status Launch(const Call& call, Stream stream, int64_t max_blocks) {
     return has_reference ? LaunchTokens<false, true>(call, stream, max_blocks)
                          : LaunchTokens<false, false>(call, stream, max_blocks);
   }
-  SIMT_LAUNCH(SequenceKernel, GridFor(call.inputs.tokens.num_sequences, max_blocks), kThreads, 0,
+  SIMT_LAUNCH(PolicySequenceKernel, GridFor(call.inputs.tokens.num_sequences, max_blocks), kThreads, 0,
               stream, call);
   return has_reference ? LaunchTokens<true, true>(call, stream, max_blocks)
                        : LaunchTokens<true, false>(call, stream, max_blocks);
@@ -299,7 +299,7 @@ Status PolicyLossOnGrid(const PolicyLossParams& params, const PolicyLossInputs& 
           ? reinterpret_cast<SequenceTerms*>(call.blocks + call.num_blocks * kNumPolicyMetrics)
           : nullptr;
   if (Status status = Launch(call, execution.stream, max_blocks); !status.ok()) return status;
-  SIMT_LAUNCH(MergeKernel, 1, kMergeThreads, 0, execution.stream, call);
+  SIMT_LAUNCH(PolicyMergeKernel, 1, kMergeThreads, 0, execution.stream, call);
   return OkStatus();
 }
 

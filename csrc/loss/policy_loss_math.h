@@ -44,8 +44,9 @@ TANDEM_TOKEN_MATH float Magnitude(float x) {
 
 // e^x, relative error about 1e-7: infinity from 88.73 on, subnormal numbers and 0 below -87.3.
 //
-// x = k ln 2 + f with an integer k and |f| <= ln 2 / 2; ln 2 has two parts, of which the product of
-// the first with k is exact; 2^k comes in two factors, because 2^128 is no float.
+// x = k ln 2 + f with an integer k and |f| <= ln 2 / 2; e^f is a minimax polynomial whose constant
+// and slope are held at 1. ln 2 has two parts, of which the product of the first with k is exact;
+// 2^k comes in two factors, because 2^128 is no float.
 TANDEM_TOKEN_MATH float Exp(float x) {
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   constexpr float kLn2High = 0.693145751953125f;
@@ -54,11 +55,11 @@ TANDEM_TOKEN_MATH float Exp(float x) {
   const float shifted = bounded * 1.44269504088896340736f + kRound;
   const float k = shifted - kRound;
   const float f = (bounded - k * kLn2High) - k * kLn2Low;
-  float p = 1.0f / 720;
-  p = p * f + 1.0f / 120;
-  p = p * f + 1.0f / 24;
-  p = p * f + 1.0f / 6;
-  p = p * f + 0.5f;
+  float p = 0.00138145394f;
+  p = p * f + 0.00836874545f;
+  p = p * f + 0.0416683890f;
+  p = p * f + 0.166665211f;
+  p = p * f + 0.499999940f;
   p = p * f + 1.0f;
   p = p * f + 1.0f;
   const int32_t power = BitCast<int32_t>(shifted) - BitCast<int32_t>(kRound);

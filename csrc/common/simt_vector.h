@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "csrc/common/scalar_types.h"
 #include "csrc/common/simt_qualifiers.h"
@@ -19,6 +20,13 @@ inline constexpr int kVectorBytes = 16;
 template <typename T>
 struct alignas(kVectorBytes) Vector {
   static constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+  T lanes[kLanes];
+};
+
+// What the lanes of a float32 vector become in 16 bits: 8 bytes.
+template <typename T>
+struct alignas(kVectorBytes / 2) HalfVector {
+  static constexpr int kLanes = kVectorBytes / 2 / static_cast<int>(sizeof(T));
   T lanes[kLanes];
 };
 
@@ -43,6 +51,15 @@ SIMT_DEVICE void StoreVector(const Vector<T>& vector, T* pointer) {
   *reinterpret_cast<uint4*>(pointer) = tandem::BitCast<uint4>(vector);
 #else
   *reinterpret_cast<Vector<T>*>(pointer) = vector;
+#endif
+}
+
+template <typename T>
+SIMT_DEVICE void StoreVector(const HalfVector<T>& vector, T* pointer) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<uint2*>(pointer) = tandem::BitCast<uint2>(vector);
+#else
+  *reinterpret_cast<HalfVector<T>*>(pointer) = vector;
 #endif
 }
 
@@ -98,12 +115,20 @@ SIMT_DEVICE void Unpack(const Vector<T>& vector, float* lanes) {
   for (int i = 0; i < Vector<T>::kLanes; ++i) lanes[i] = Widen(vector.lanes[i]);
 }
 
+// Into a Vector or a HalfVector.
+template <typename Packed>
+SIMT_DEVICE Packed PackInto(const float* lanes) {
+  Packed vector;
+  SIMT_UNROLL
+  for (int i = 0; i < Packed::kLanes; ++i) {
+    vector.lanes[i] = Narrow<std::remove_reference_t<decltype(vector.lanes[0])>>(lanes[i]);
+  }
+  return vector;
+}
+
 template <typename T>
 SIMT_DEVICE Vector<T> Pack(const float* lanes) {
-  Vector<T> vector;
-  SIMT_UNROLL
-  for (int i = 0; i < Vector<T>::kLanes; ++i) vector.lanes[i] = Narrow<T>(lanes[i]);
-  return vector;
+  return PackInto<Vector<T>>(lanes);
 }
 
 }  // namespace simt

@@ -23,6 +23,9 @@ class Carver {
   int64_t used_ = 0;
 };
 
+// Elements between rows of logits are a multiple of this, so that every row is aligned for vectors.
+constexpr int64_t kStrideMultiple = 64;
+
 // What exists of one chunk of rows at a time.
 struct ChunkBuffers {
   MatrixView logits;
@@ -39,9 +42,10 @@ ChunkBuffers Carve(const LinearRows& rows, const LinearPlan& plan, const LossKer
                    int64_t num_tokens, void* data) {
   const int64_t count = std::min(plan.chunk_rows, std::max<int64_t>(rows.hidden.rows, 1));
   const int64_t vocab = rows.weight.rows;
+  const int64_t stride = (vocab + kStrideMultiple - 1) / kStrideMultiple * kStrideMultiple;
   Carver carver(data);
   const auto matrix = [&](DType dtype) {
-    return MatrixView{carver.Take(count * vocab * SizeOf(dtype)), count, vocab, vocab, dtype};
+    return MatrixView{carver.Take(count * stride * SizeOf(dtype)), count, vocab, stride, dtype};
   };
   const auto floats = [&] { return static_cast<float*>(carver.Take(count * sizeof(float))); };
   ChunkBuffers buffers;

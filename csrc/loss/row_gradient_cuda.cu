@@ -1,10 +1,12 @@
 // LogitsGradient of row_stats.h on CUDA: one read and one write of the logits, in vectors of 16
 // bytes of which each thread has four in flight (row_tiles.h), and one ex2 per element. Where the
-// gradient replaces the logits, a thread overwrites only what itself has read.
+// gradient replaces the logits, a thread overwrites only what itself has read. From float32 logits
+// it may also be written in 16 bits, elsewhere and in half vectors.
 //
 // Grid: one dimension, 256 threads per block, a block per (row, segment of kSegmentColumns).
 // Nothing is assumed about alignment or lengths.
 #include <cstdint>
+#include <type_traits>
 
 #include "csrc/common/simt.h"
 #include "csrc/loss/device_rows.h"
@@ -55,13 +57,19 @@ SIMT_DEVICE float GradientOf(float x, const GradientLine& line) {
   return -simt::Exp2(d) * (line.base + line.slope * d);
 }
 
-template <typename T, bool kHasThreshold>
-SIMT_DEVICE simt::Vector<T> GradientGroup(const simt::Vector<T>& group, const GradientLine& line) {
+// What a group of logits becomes: of their own type, or half as large.
+template <typename T, typename Out>
+using GradientVector =
+    std::conditional_t<sizeof(T) == sizeof(Out), simt::Vector<Out>, simt::HalfVector<Out>>;
+
+template <typename T, bool kHasThreshold, typename Out>
+SIMT_DEVICE GradientVector<T, Out> GradientGroup(const simt::Vector<T>& group,
+                                                 const GradientLine& line) {
   float x[Tile<T>::kLanes];
   simt::Unpack(group, x);
   SIMT_UNROLL
   for (float& lane : x) lane = GradientOf<kHasThreshold>(lane, line);
-  return simt::Pack<T>(x);
+  return simt::PackInto<GradientVector<T, Out>>(x);
 }
 
 // The target's logit if it is in the group that starts at `column`, else `x`.
@@ -75,17 +83,17 @@ SIMT_DEVICE float PickTarget(const simt::Vector<T>& group, int column, int targe
 }
 
 // The thread that has the target's logit writes its gradient, so nobody races for the element.
-template <typename T, bool kHasThreshold>
-SIMT_DEVICE void StoreTarget(float x, const GradientLine& line, T* out) {
+template <bool kHasThreshold, typename Out>
+SIMT_DEVICE void StoreTarget(float x, const GradientLine& line, Out* out) {
   // A target at -inf has been masked away upstream: nothing flows into it.
   const bool is_masked = x == MinusInfinity() || (kHasThreshold && x < line.threshold);
   const float own = is_masked ? 0.0f : line.own;
-  out[line.target] = simt::Narrow<T>(GradientOf<kHasThreshold>(x, line) + own);
+  out[line.target] = simt::Narrow<Out>(GradientOf<kHasThreshold>(x, line) + own);
 }
 
 // A tile of whole vectors: all loads, then all stores, and no branch between but the target's.
-template <typename T, bool kHasThreshold>
-SIMT_DEVICE void GradientTile(const T* logits, const GradientLine& line, int start, T* out) {
+template <typename T, bool kHasThreshold, typename Out>
+SIMT_DEVICE void GradientTile(const T* logits, const GradientLine& line, int start, Out* out) {
   const Tile<T> tile = LoadTile(logits, start);
   const int ahead = line.target - start;
   const bool is_mine = ahead >= 0 && ahead < Tile<T>::kColumns &&
@@ -99,24 +107,24 @@ SIMT_DEVICE void GradientTile(const T* logits, const GradientLine& line, int sta
   }
   SIMT_UNROLL
   for (int group = 0; group < kTileGroups; ++group) {
-    simt::StoreVector(GradientGroup<T, kHasThreshold>(tile.groups[group], line),
+    simt::StoreVector(GradientGroup<T, kHasThreshold, Out>(tile.groups[group], line),
                       out + GroupColumn<T>(start, group));
   }
-  if (is_mine) StoreTarget<T, kHasThreshold>(target, line, out);
+  if (is_mine) StoreTarget<kHasThreshold>(target, line, out);
 }
 
 // Any tile, a group at a time; columns from bounds.live on are padding, whose gradient is zero.
-template <typename T, bool kHasThreshold>
+template <typename T, bool kHasThreshold, typename Out>
 SIMT_DEVICE void GradientGroups(const T* logits, const GradientLine& line, int start,
-                                const TileBounds& bounds, T* out) {
+                                const TileBounds& bounds, Out* out) {
   SIMT_NO_UNROLL
   for (int group = 0; group < kTileGroups; ++group) {
     const int column = GroupColumn<T>(start, group);
     const simt::Vector<T> x = LoadGroup(logits, column, bounds.live, bounds.are_aligned);
-    StoreGroup(GradientGroup<T, kHasThreshold>(x, line), column, bounds.end, bounds.are_aligned,
-               out);
+    StoreGroup(GradientGroup<T, kHasThreshold, Out>(x, line), column, bounds.end,
+               bounds.are_aligned, out);
     if (line.target >= column && line.target < column + Tile<T>::kLanes) {
-      StoreTarget<T, kHasThreshold>(PickTarget(x, column, line.target, 0.0f), line, out);
+      StoreTarget<kHasThreshold>(PickTarget(x, column, line.target, 0.0f), line, out);
     }
   }
 }
@@ -130,14 +138,14 @@ SIMT_DEVICE void ZeroSegment(int begin, int end, T* out) {
   }
 }
 
-template <typename T, bool kHasThreshold>
+template <typename T, bool kHasThreshold, typename Out>
 SIMT_KERNEL(kRowThreads)
-GradientKernel(Rows<T> rows, TokenLogprobGradients in, T* grad_logits, int64_t grad_stride) {
+GradientKernel(Rows<T> rows, TokenLogprobGradients in, Out* grad_logits, int64_t grad_stride) {
   const int64_t tasks = rows.count * rows.segments;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t segment = task / rows.count;
     const int64_t row = task - segment * rows.count;
-    T* out = grad_logits + row * grad_stride;
+    Out* out = grad_logits + row * grad_stride;
     const int begin = static_cast<int>(segment) * kSegmentColumns;
     const int end = begin + kSegmentColumns < rows.cols ? begin + kSegmentColumns : rows.cols;
     const float g = in.grad_logprobs == nullptr ? 0.0f : in.grad_logprobs[row];
@@ -162,20 +170,38 @@ GradientKernel(Rows<T> rows, TokenLogprobGradients in, T* grad_logits, int64_t g
   }
 }
 
-template <typename T>
+template <typename T, typename Out>
 Status LaunchGradient(const LogitRows& logit_rows, const TokenLogprobGradients& gradients,
                       const MatrixView& grad_logits, Stream stream, int64_t max_blocks) {
   const Rows<T> rows = MakeRows<T>(logit_rows);
-  T* out = static_cast<T*>(grad_logits.data);
+  Out* out = static_cast<Out*>(grad_logits.data);
   const unsigned grid = GridFor(rows.count * rows.segments, max_blocks);
   if (rows.thresholds == nullptr) {
-    SIMT_LAUNCH((GradientKernel<T, false>), grid, kRowThreads, 0, stream, rows, gradients, out,
+    SIMT_LAUNCH((GradientKernel<T, false, Out>), grid, kRowThreads, 0, stream, rows, gradients, out,
                 grad_logits.row_stride);
   } else {
-    SIMT_LAUNCH((GradientKernel<T, true>), grid, kRowThreads, 0, stream, rows, gradients, out,
+    SIMT_LAUNCH((GradientKernel<T, true, Out>), grid, kRowThreads, 0, stream, rows, gradients, out,
                 grad_logits.row_stride);
   }
   return OkStatus();
+}
+
+Status DispatchGradient(const LogitRows& rows, const TokenLogprobGradients& gradients,
+                        const MatrixView& grad_logits, Stream stream, int64_t max_blocks) {
+  const DType from = rows.logits.dtype;
+  const DType to = grad_logits.dtype;
+  const auto launch = [&]<typename T, typename Out>(T, Out) {
+    return LaunchGradient<T, Out>(rows, gradients, grad_logits, stream, max_blocks);
+  };
+  if (from != to && (from != DType::kFloat32 || grad_logits.data == rows.logits.data)) {
+    return InvalidArgument(
+        "grad_logits: want the dtype of logits, or apart from float32 logits a 16-bit one");
+  }
+  if (from == DType::kBFloat16) return launch(BFloat16{}, BFloat16{});
+  if (from == DType::kFloat16) return launch(Float16{}, Float16{});
+  if (to == DType::kBFloat16) return launch(float{}, BFloat16{});
+  if (to == DType::kFloat16) return launch(float{}, Float16{});
+  return launch(float{}, float{});
 }
 
 }  // namespace
@@ -192,18 +218,11 @@ Status LogitsGradientOnGrid(const LogitRows& rows, const TokenLogprobGradients& 
   const ConstMatrixView out{grad_logits.data, grad_logits.rows, grad_logits.cols,
                             grad_logits.row_stride, grad_logits.dtype};
   if (Status status = CheckMatrix("grad_logits", out); !status.ok()) return status;
-  if (out.rows != rows.logits.rows || out.cols != rows.logits.cols ||
-      out.dtype != rows.logits.dtype) {
-    return InvalidArgument("grad_logits: want the shape and dtype of logits");
+  if (out.rows != rows.logits.rows || out.cols != rows.logits.cols) {
+    return InvalidArgument("grad_logits: want the shape of logits");
   }
   if (out.rows == 0 || out.cols == 0) return OkStatus();
-  if (out.dtype == DType::kFloat32) {
-    return LaunchGradient<float>(rows, gradients, grad_logits, execution.stream, max_blocks);
-  }
-  if (out.dtype == DType::kBFloat16) {
-    return LaunchGradient<BFloat16>(rows, gradients, grad_logits, execution.stream, max_blocks);
-  }
-  return LaunchGradient<Float16>(rows, gradients, grad_logits, execution.stream, max_blocks);
+  return DispatchGradient(rows, gradients, grad_logits, execution.stream, max_blocks);
 }
 
 }  // namespace tandem::cuda

@@ -53,12 +53,12 @@ SIMT_DEVICE simt::Vector<T> LoadGroup(const T* row, int column, int end, bool is
   return group;
 }
 
-template <typename T>
-SIMT_DEVICE void StoreGroup(const simt::Vector<T>& group, int column, int end, bool is_aligned,
-                            T* row) {
-  if (is_aligned && column + Tile<T>::kLanes <= end) return simt::StoreVector(group, row + column);
+// Of a vector or half of one.
+template <typename Packed, typename T>
+SIMT_DEVICE void StoreGroup(const Packed& group, int column, int end, bool is_aligned, T* row) {
+  if (is_aligned && column + Packed::kLanes <= end) return simt::StoreVector(group, row + column);
   SIMT_UNROLL
-  for (int lane = 0; lane < Tile<T>::kLanes; ++lane) {
+  for (int lane = 0; lane < Packed::kLanes; ++lane) {
     if (column + lane < end) row[column + lane] = group.lanes[lane];
   }
 }

@@ -16,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from rl.controller.load import load_config
 from rl.core.config_paths import find_config
 from rl.data.datasets import load_rows
 from rl.data.pretrained import resolve_model
+from tools.bench.machine import ROOT, conditions
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "grpo_smollm2_cpu"
 TIMEOUT_S = 3600
 VARIANTS = {"tandem": [], "tandem_no_skip": ["policy.skip_zero_advantages=false"]}
@@ -129,24 +128,6 @@ def summarise(runs: list[list[dict[str, float]]], samples_per_step: int) -> dict
     }
 
 
-def commit() -> str:
-    """Return the commit that is measured."""
-    shown = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
-    )
-    return shown.stdout.strip()
-
-
-def machine() -> str:
-    """Return the processor's name and the number of cores."""
-    names = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if "model name" in line
-    ]
-    return f"{names[0] if names else 'unknown processor'}, {os.cpu_count()} cores"
-
-
 def measure(rounds: int, steps: int) -> dict[str, list[list[dict[str, float]]]]:
     """Run every variant once per round, in turn."""
     python = peer_python()
@@ -191,9 +172,7 @@ def main() -> None:
             summary[name][f"ratio_overall{kind}"] = own_rate / peer_rate
     report = {
         "benchmark": "step",
-        "machine": machine(),
-        "commit": commit(),
-        "date": datetime.now(UTC).date().isoformat(),
+        **conditions(),
         "summary": summary,
         "runs": runs,
     }

@@ -6,12 +6,13 @@ Pure mathematics over a TrainBatch; nothing here knows workers, processes or asy
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Metric, Per
+from rl.ops.policy_loss import PolicyLossParams, PolicyLossTokens
 
 
 class Need(enum.Enum):
@@ -67,6 +68,42 @@ class LossFunction(Protocol):
 
     def __call__(self, logprobs: Tensor, entropy: Tensor, batch: TrainBatch) -> LossSums:
         """Return the sums of this micro-batch."""
+        ...
+
+
+class NativeLoss(Protocol):
+    """A loss in the form of csrc/loss/policy_loss.h: what a trainer needs to compute it beside the output layer.
+
+    With it a trainer can take loss and gradients of a micro-batch in one pass, in which logits never exist. The sums
+    are those of the loss's own call, up to rounding.
+    """
+
+    @property
+    def params(self) -> PolicyLossParams:
+        """The objective. With sequence ratios, whole sequences must be known before the loss: that takes two passes."""
+        ...
+
+    def tokens(self, batch: TrainBatch) -> PolicyLossTokens:
+        """Return the columns of the tokens with weight, in the order of the batch, without `row_offsets`."""
+        ...
+
+    def sums(self, metrics: Tensor, logprobs: Tensor, batch: TrainBatch) -> LossSums:
+        """Return what the loss's call returns, without graph.
+
+        Args:
+            metrics: [len(PolicyMetric)] float64, of the pass.
+            logprobs: [T] float32, from the pass.
+            batch: The micro-batch.
+        """
+        ...
+
+
+@runtime_checkable
+class OffersNativeLoss(Protocol):
+    """A LossFunction that may have a native form. Others are computed in torch from native log-probabilities."""
+
+    def native(self) -> NativeLoss | str:
+        """Return the native form, or why there is none, as a clause; asked once per pass over the micro-batches."""
         ...
 
 

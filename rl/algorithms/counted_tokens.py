@@ -12,6 +12,9 @@ from torch import Tensor
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Metric, Per
 
+# A ratio of exp(20) = 5e8 is a fault or a policy that has run away, and far outside every bound.
+LOG_RATIO_CLAMP = 20.0
+
 
 @dataclass(frozen=True)
 class CountedTokens:
@@ -71,6 +74,17 @@ class CountedTokens:
             generation_logprobs=batch.generation_logprobs[index].to(taken.dtype),
             advantages=batch.advantages[index].to(taken.dtype),
         )
+
+    def log_ratios(self) -> Tensor:
+        """Return log(p / p_prev), [K] with gradient, within +-LOG_RATIO_CLAMP; no gradient flows from beyond it.
+
+        The exponential of what lies beyond would be infinite soon, and its gradient no number.
+        """
+        return (self.logprobs - self.prev_logprobs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+
+    def num_clamped_log_ratios(self) -> int:
+        """Return how many of the tokens `log_ratios` changes."""
+        return int(((self.logprobs.detach() - self.prev_logprobs).abs() > LOG_RATIO_CLAMP).sum())
 
     def sequence_sum(self, values: Tensor) -> Tensor:
         """Sum [K] values over each sequence, [N]; 0 for a sequence without tokens."""

@@ -22,7 +22,7 @@ class SequenceRatio:
 
     def factor(self, tokens: CountedTokens) -> Tensor:
         """Return what the advantage multiplies, [K] with gradient."""
-        by_sequence = torch.exp(tokens.sequence_mean(tokens.logprobs - tokens.prev_logprobs))
+        by_sequence = torch.exp(tokens.sequence_mean(tokens.log_ratios()))
         return by_sequence[tokens.owners]
 
     def observed(self, tokens: CountedTokens) -> Tensor:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl.algorithms.counted_tokens import CountedTokens
+from rl.core.batch import TrainBatch
 from rl.ops.kl import KlEstimator, importance_weight, kl_estimate, score_function_weight
 
 
@@ -22,6 +23,17 @@ class KlPlace(enum.Enum):
     OFF = "off"
     LOSS = "loss"
     REWARD = "reward"
+
+
+def reference_column(batch: TrainBatch) -> Tensor:
+    """Return the log-probabilities of the reference, [T].
+
+    Raises:
+        ValueError: the batch has none.
+    """
+    if batch.reference_logprobs is None:
+        raise ValueError("loss_fn.reference_policy_kl_penalty > 0 needs the column reference_logprobs")
+    return batch.reference_logprobs
 
 
 @dataclass(frozen=True)

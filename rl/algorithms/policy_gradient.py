@@ -20,12 +20,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from rl.algorithms.algorithm import LossSums
+from rl.algorithms.algorithm import LossSums, NativeLoss
 from rl.algorithms.corrections import Level, Truncated, generator_weights
 from rl.algorithms.counted_tokens import CountedTokens
-from rl.algorithms.kl_term import KlPlace, KlTerm
+from rl.algorithms.kl_term import KlPlace, KlTerm, reference_column
+from rl.algorithms.native_loss import native_form
 from rl.algorithms.policy_metrics import generator_metrics, logprob_gap, ratio_metrics
-from rl.algorithms.reduction import Reduction
+from rl.algorithms.reduction import Reduction, positive_counts
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Metric, Per
 
@@ -151,7 +152,7 @@ class PolicyGradientLoss:
             loss = loss - self.entropy_coef * (shares * entropies).sum()
         metrics = {"kl_penalty": Metric(0.0, per)}
         if self.uses_reference:
-            kl = (shares * self._kl_estimates(tokens, batch)).sum()
+            kl = (shares * self.kl.estimates(tokens, reference_column(batch))).sum()
             metrics["kl_penalty"] = Metric(kl.item(), per)
             if self.kl.where is KlPlace.LOSS:
                 loss = loss + self.kl.beta * kl
@@ -164,27 +165,24 @@ class PolicyGradientLoss:
             metrics["entropy"] = tokens.per_token(entropies)
         return LossSums(loss, per, metrics)
 
+    def native(self) -> NativeLoss | str:
+        """Return the native form, or why there is none."""
+        if type(self) is not PolicyGradientLoss:
+            return f"{type(self).__name__} changes the policy-gradient loss"
+        return native_form(self)
+
     def _by_token(self, weights: Tensor, tokens: CountedTokens) -> Tensor:
         return weights if self.correction.level is Level.TOKEN else weights[tokens.owners]
 
-    def _kl_estimates(self, tokens: CountedTokens, batch: TrainBatch) -> Tensor:
-        if batch.reference_logprobs is None:
-            raise ValueError("loss_fn.reference_policy_kl_penalty > 0 needs the column reference_logprobs")
-        return self.kl.estimates(tokens, batch.reference_logprobs)
-
     def _positive_nll(self, tokens: CountedTokens, batch: TrainBatch) -> tuple[Tensor, Metric]:
         """Return the sum that becomes the term once divided like the rest of the loss, and the term as a metric."""
-        if batch.counts is None:
-            raise ValueError(
-                "loss_fn.positive_example_nll_weight > 0 divides by the positive tokens of the whole optimizer step, "
-                "but the batch carries no counts; set them with TrainBatch.with_counts(whole_step.count())"
-            )
+        counts = positive_counts(batch)
         is_positive = (batch.rewards > 0)[tokens.owners]
         total = (tokens.weights * -tokens.logprobs)[is_positive].sum()
-        if batch.counts.positive_tokens == 0:
+        if counts.positive_tokens == 0:
             return total, Metric(0.0, Per.NONE)
-        mean = total / batch.counts.positive_tokens
-        return mean * self.reduction.denominator(batch.counts), Metric(mean.item(), Per.NONE)
+        mean = total / counts.positive_tokens
+        return mean * self.reduction.denominator(counts), Metric(mean.item(), Per.NONE)
 
     def _observations(self, tokens: CountedTokens, correction: Truncated, batch: TrainBatch) -> dict[str, Metric]:
         ratios = self.ratio.observed(tokens)
@@ -197,6 +195,7 @@ class PolicyGradientLoss:
         metrics["sampling_importance_ratio"] = weigh(correction.weights)
         if correction.is_outside is not None:
             metrics["is_oob_ratio"] = correction.is_outside
+        metrics["num_clamped_log_ratios"] = Metric(float(tokens.num_clamped_log_ratios()), Per.NONE)
         metrics |= logprob_gap(tokens, batch)
         metrics["num_valid_samples"] = Metric(batch.sample_weights.sum().item(), Per.NONE)
         return metrics

@@ -21,15 +21,15 @@ from rl.algorithms.counted_tokens import CountedTokens
 
 @dataclass(frozen=True)
 class TokenRatio:
-    """r_t = exp(logprob - prev_logprob), one per token."""
+    """r_t = exp(logprob - prev_logprob), one per token; the log-ratio is kept within bounds that overflow sets."""
 
     def factor(self, tokens: CountedTokens) -> Tensor:
         """Return what the advantage multiplies, [K] with gradient."""
-        return torch.exp(tokens.logprobs - tokens.prev_logprobs)
+        return torch.exp(tokens.log_ratios())
 
     def observed(self, tokens: CountedTokens) -> Tensor:
         """Return the ratio that metrics report, [K] without gradient."""
-        return torch.exp(tokens.logprobs.detach() - tokens.prev_logprobs)
+        return self.factor(tokens).detach()
 
 
 @dataclass(frozen=True)

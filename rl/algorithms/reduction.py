@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rl.algorithms.counted_tokens import CountedTokens
+from rl.core.batch import TrainBatch
 from rl.core.metrics import Counts, Per
 
 
@@ -38,6 +39,20 @@ class Reduction:
     def denominator(self, counts: Counts) -> float:
         """Return the count that divides the sum."""
         return counts.tokens if self.per is Per.TOKENS else counts.sequences
+
+
+def positive_counts(batch: TrainBatch) -> Counts:
+    """Return the counts of the whole optimizer step, for a term that divides by its positive tokens.
+
+    Raises:
+        ValueError: the batch carries none.
+    """
+    if batch.counts is None:
+        raise ValueError(
+            "loss_fn.positive_example_nll_weight > 0 divides by the positive tokens of the whole optimizer step, "
+            "but the batch carries no counts; set them with TrainBatch.with_counts(whole_step.count())"
+        )
+    return batch.counts
 
 
 TOKENS = Reduction(Per.TOKENS)

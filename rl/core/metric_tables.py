@@ -60,6 +60,8 @@ _LOSS: tuple[Row, ...] = (
     ("probs_ratio_max", "1", MAX, "Largest ratio.", _TRAINED),
     ("probs_ratio_clamped_min", "1", MIN, "Smallest ratio inside its bounds.", _TRAINED),
     ("probs_ratio_clamped_max", "1", MAX, "Largest ratio inside its bounds.", _TRAINED),
+    ("num_clamped_log_ratios", "tokens", SUM,
+     "Tokens whose log-ratio is kept from beyond +-20, where nothing is learned from them.", _TRAINED),
     ("clipfrac_low", "1", TOKENS, "Share of tokens whose gradient the lower bound of the ratio cuts.", _TRAINED),
     ("clipfrac_high", "1", TOKENS, "Share of tokens whose gradient the upper bound of the ratio cuts.", _TRAINED),
     ("dual_clipfrac", "1", TOKENS,

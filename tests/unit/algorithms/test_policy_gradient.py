@@ -73,7 +73,7 @@ def test_case_f_when_all_is_masked_the_loss_is_zero_and_no_metric_is_nan(options
     got = evaluate(objective(**options), [-1.0, -2.0], _counted(batch))
     assert (got.value, got.gradient) == (0.0, [0.0, 0.0])
     assert got.metrics.pop("positive_nll_loss", 0.0) == 0.0
-    assert got.metrics == {"num_valid_samples": 0.0}
+    assert got.metrics == {"num_valid_samples": 0.0, "num_clamped_log_ratios": 0.0}
     assert not objective(**options).contributes(batch).any()
 
 

@@ -28,6 +28,7 @@ def test_case_a() -> None:
         "loss": -0.290106682,
         "kl_penalty": 0.0,
         "num_valid_samples": 1.0,
+        "num_clamped_log_ratios": 0.0,
         "sampling_importance_ratio": 1.0,
         "token_mult_prob_error": 1.0,
         "gen_kl_error": 0.0,

@@ -72,10 +72,16 @@ struct Candidates {
   int known_from;  // bits from here up are known; 32: none are
 };
 
-TANDEM_INLINE bool IsCandidate(float x, uint32_t key, const Candidates& candidates) {
-  if (!(x >= candidates.floor)) return false;
-  return candidates.known_from == 32 ||
-         (key >> candidates.known_from) == (candidates.prefix >> candidates.known_from);
+TANDEM_INLINE bool IsCandidate(float x, const Candidates& candidates) {
+  const uint32_t unknown_bits =
+      (candidates.known_from == 32 ? 0u : 1u << candidates.known_from) - 1;
+  return ((KeyOf(x) ^ candidates.prefix) & ~unknown_bits) == 0 && x >= candidates.floor;
+}
+
+TANDEM_INLINE bool HasCandidate(const float* x, const Candidates& candidates) {
+  uint32_t found = 0;
+  for (int lane = 0; lane < kLanes; ++lane) found |= IsCandidate(x[lane], candidates) ? 1u : 0u;
+  return found != 0;
 }
 
 template <typename T>
@@ -86,11 +92,11 @@ TANDEM_INLINE void SumDigits(const T* row, int64_t count, const Weighing& weighi
     float x[kLanes];
     float weights[kLanes];
     LoadLanes(row + start, count - start, x);
+    if (!HasCandidate(x, candidates)) continue;
     Weigh(x, weighing, weights);
     for (int lane = 0; lane < kLanes; ++lane) {
-      const uint32_t key = KeyOf(x[lane]);
-      if (!IsCandidate(x[lane], key, candidates)) continue;
-      mass[(key >> shift) % kDigits] += static_cast<double>(weights[lane]);
+      if (!IsCandidate(x[lane], candidates)) continue;
+      mass[(KeyOf(x[lane]) >> shift) % kDigits] += static_cast<double>(weights[lane]);
     }
   }
 }

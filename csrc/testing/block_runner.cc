@@ -274,11 +274,12 @@ void BlockRunner::FailAccess(const Finding& finding, Access access) {
                                                 : "changes";
   const std::string self = name(running_) + " " + verb + " " + where;
   if (finding.kind == Finding::kUninitialised) {
-    return Fail("uninitialised: " + self + ", which nobody has written in this block");
+    failure_ = "uninitialised: " + self + ", which nobody has written in this block";
+    return;
   }
   const std::string other = finding.other < 0 ? "several threads" : name(finding.other);
-  Fail("race: " + self + ", which " + other + (finding.other_wrote ? " wrote" : " read") +
-       " with no barrier between");
+  failure_ = "race: " + self + ", which " + other + (finding.other_wrote ? " wrote" : " read") +
+             " with no barrier between";
 }
 
 void BlockRunner::Fail(const std::string& message, int warp) {

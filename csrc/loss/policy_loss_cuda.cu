@@ -1,8 +1,9 @@
 // CUDA backend of policy_loss.h: bound by memory, each column is read once.
 //
-//   PolicySequenceKernel   kSequence alone: a block per sequence       -> SequenceTerms in the workspace
-//   PolicyTokenKernel      a block per kBlockTokens tokens             -> gradients, a block's metric
-//   sums PolicyMergeKernel      one block, a warp per metric                -> metrics
+//   PolicySequenceKernel   kSequence alone: a block per sequence       -> SequenceTerms in the
+//   workspace PolicyTokenKernel      a block per kBlockTokens tokens             -> gradients, a
+//   block's metric sums PolicyMergeKernel      one block, a warp per metric                ->
+//   metrics
 //
 // Which tokens a block sums up, and the order in which sums are merged, depend on the tokens alone,
 // so that neither the grid nor the device decides about a bit. Where tokens share rows, a thread
@@ -78,13 +79,12 @@ SIMT_DEVICE SequenceTerms SequenceOf(const Call& call, int64_t token) {
   return call.sequences[next - 1];
 }
 
-// Adds a token to the sums and gives its terms; what a token of weight 0 holds is not loaded.
+// Adds a token to the sums and to its row's gradients. All loads stand before the branch on the
+// weight, so that they are under way together.
 template <bool kIsSequence, bool kHasReference>
 SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float entropy, double* sums,
                            float* grad_logprob, float* grad_entropy) {
   const PolicyLossTokens& tokens = call.inputs.tokens;
-  const float weight = tokens.weights[i];
-  if (!(weight > 0.0f)) return;
   const PolicyToken token = {logprob,
                              entropy,
                              tokens.prev_logprobs == nullptr ? logprob : tokens.prev_logprobs[i],
@@ -92,8 +92,9 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
                              tokens.generation_logprobs[i],
                              tokens.advantages[i],
                              tokens.shares[i],
-                             weight,
+                             tokens.weights[i],
                              tokens.nll_coefs == nullptr ? 0.0f : tokens.nll_coefs[i]};
+  if (!(token.weight > 0.0f)) return;
   const SequenceTerms sequence = kIsSequence ? SequenceOf(call, i) : SequenceTerms{};
   const TokenTerms terms =
       PolicyTokenTerms<kIsSequence, kHasReference>(call.bounds, token, sequence);
@@ -265,8 +266,8 @@ Status Launch(const Call& call, Stream stream, int64_t max_blocks) {
     return has_reference ? LaunchTokens<false, true>(call, stream, max_blocks)
                          : LaunchTokens<false, false>(call, stream, max_blocks);
   }
-  SIMT_LAUNCH(PolicySequenceKernel, GridFor(call.inputs.tokens.num_sequences, max_blocks), kThreads, 0,
-              stream, call);
+  SIMT_LAUNCH(PolicySequenceKernel, GridFor(call.inputs.tokens.num_sequences, max_blocks), kThreads,
+              0, stream, call);
   return has_reference ? LaunchTokens<true, true>(call, stream, max_blocks)
                        : LaunchTokens<true, false>(call, stream, max_blocks);
 }

@@ -107,7 +107,8 @@ def reference_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
         block = tensor[place].float()
         amax = block.abs().amax().clamp(min=1e-12)
         scales[i, j] = amax / FP8_MAX
-        codes[place] = (block * (FP8_MAX / amax)).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        inverse = torch.full_like(amax, FP8_MAX) / amax  # number / tensor would be a product with 1 / tensor
+        codes[place] = (block * inverse).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return codes, scales
 
 

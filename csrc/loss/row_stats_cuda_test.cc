@@ -1,5 +1,6 @@
 // What row_stats_cuda.cu promises beyond row_stats_test.cc: its bits depend neither on the grid,
-// nor on alignment, and rows longer than a segment are whole. Runs under the emulator.
+// nor on alignment, and rows longer than a segment are whole. Runs under the emulator, and on a
+// device.
 #include "csrc/loss/row_stats_cuda.h"
 
 #include <gtest/gtest.h>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "csrc/common/scalar_types.h"
+#include "csrc/testing/unified_memory.h"
 
 namespace tandem {
 namespace {
@@ -54,15 +56,15 @@ struct Problem {
   }
 
   int64_t rows, cols, stride;
-  std::vector<T> storage;
+  UnifiedVector<T> storage;
   T* logits;
-  std::vector<int64_t> targets;
-  std::vector<float> grad_logprobs, grad_entropy;
+  UnifiedVector<int64_t> targets;
+  UnifiedVector<float> grad_logprobs, grad_entropy;
 };
 
 struct Results {
-  std::vector<float> stats;  // max, sum, shifted, target: [4, N]
-  std::vector<float> logprobs, lse, entropy;
+  UnifiedVector<float> stats;  // max, sum, shifted, target: [4, N]
+  UnifiedVector<float> logprobs, lse, entropy;
   std::vector<float> gradient;  // [N, V]
 
   bool operator==(const Results&) const = default;
@@ -78,7 +80,7 @@ Results Run(const Problem<T>& problem, int64_t max_blocks) {
   results.stats.resize(4 * rows);
   float* stats = results.stats.data();
   const RowStats out{stats, stats + rows, stats + 2 * rows, stats + 3 * rows};
-  std::vector<char> scratch(
+  UnifiedVector<char> scratch(
       static_cast<size_t>(cuda::LogitsStatsWorkspaceBytes(problem.rows, problem.cols)));
   Check(cuda::LogitsStatsOnGrid(view, out, {scratch.data(), static_cast<int64_t>(scratch.size())},
                                 {}, max_blocks));
@@ -98,6 +100,7 @@ Results Run(const Problem<T>& problem, int64_t max_blocks) {
                                    {results.lse.data(), results.entropy.data(),
                                     copy.grad_logprobs.data(), copy.grad_entropy.data()},
                                    gradient, {}, max_blocks));
+  EXPECT_TRUE(WaitForKernels());
   for (int64_t i = 0; i < copy.rows; ++i) {
     for (int64_t j = 0; j < copy.cols; ++j) {
       results.gradient.push_back(ToFloat(copy.logits[i * copy.stride + j]));
@@ -107,7 +110,11 @@ Results Run(const Problem<T>& problem, int64_t max_blocks) {
 }
 
 template <typename T>
-class RowStatsCuda : public testing::Test {};
+class RowStatsCuda : public testing::Test {
+  void SetUp() override {
+    if (!HasDevice()) GTEST_SKIP() << "no CUDA device";
+  }
+};
 using Types = testing::Types<float, BFloat16>;
 TYPED_TEST_SUITE(RowStatsCuda, Types);
 
@@ -159,6 +166,7 @@ TYPED_TEST(RowStatsCuda, LongRowsEqualFloat64) {
 }
 
 TEST(RowStatsCudaChecks, WorkspaceAndShapes) {
+  if (!HasDevice()) GTEST_SKIP() << "no CUDA device";
   const Problem<float> problem(2, 40000, 40000, 0);
   float stats[8];
   const RowStats out{stats, stats + 2, stats + 4, stats + 6};

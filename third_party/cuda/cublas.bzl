@@ -66,6 +66,7 @@ def cublas(name):
         name = name,
         env = "@python_env//:env.json",
         inputs = [
+            "//third_party/cuda:fetch_wheels.py",
             "//third_party/python:lock.cuda.txt",
             "//third_party/python:make_env.py",
             "//third_party/python:uv.txt",

@@ -90,3 +90,58 @@ cuda_library = rule(
     fragments = ["cpp"],
     toolchains = ["@bazel_tools//tools/cpp:toolchain_type"],
 )
+
+def cuda_object_tests(libraries, budgets):
+    """Tests of what nvcc makes of a package's kernels; `cuda_tests` is the suite of them.
+
+        bazel test --config=cuda //csrc/loss:cuda_tests
+
+    Args:
+      libraries: cuda_library targets.
+      budgets: the file of what each kernel may use (check_sass.py).
+    """
+    objects = select({
+        "//third_party/cuda:enabled": libraries,
+        "//conditions:default": [],
+    })
+    paths = select({
+        "//third_party/cuda:enabled": ["$(rootpaths %s)" % library for library in libraries],
+        "//conditions:default": [],
+    })
+    tags = ["cuda", "manual"]
+    native.py_test(
+        name = "cuda_archs_test",
+        size = "small",
+        srcs = ["//third_party/cuda:list_archs.py"],
+        args = paths + ["--want"] + CUDA_ARCHS,
+        data = objects,
+        main = "//third_party/cuda:list_archs.py",
+        python_version = "PY3",
+        tags = tags,
+    )
+    native.py_test(
+        name = "cuda_sass_test",
+        size = "small",
+        srcs = ["//third_party/cuda:check_sass.py"],
+        args = [
+            "--cuobjdump",
+            "$(location @cuda_binutils//:cuobjdump)",
+            "--budgets",
+            "$(location %s)" % budgets,
+        ] + paths,
+        data = [
+            budgets,
+            "@cuda_binutils//:cuobjdump",
+        ] + objects,
+        main = "//third_party/cuda:check_sass.py",
+        python_version = "PY3",
+        tags = tags,
+    )
+    native.test_suite(
+        name = "cuda_tests",
+        tags = ["manual"],
+        tests = [
+            ":cuda_archs_test",
+            ":cuda_sass_test",
+        ],
+    )

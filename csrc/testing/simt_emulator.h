@@ -15,8 +15,9 @@
 // access_hooks.cc). Without, shared memory still starts as NaNs or huge values, by the seed.
 //
 // Environment, read at each launch: SIMT_SEED=k (order of threads and blocks; 0 is ascending),
-// SIMT_STRICT=1. Not modelled: lockstep and anything that needs two threads to run at once, fences,
-// clusters, asynchronous copies, rounding of the approximate instructions.
+// SIMT_STRICT=1, SIMT_COVERAGE=file (gets the names of the kernels that ran). Not modelled:
+// lockstep and anything that needs two threads to run at once, fences, clusters, asynchronous
+// copies, rounding of the approximate instructions.
 #pragma once
 
 #include <cstring>

@@ -106,16 +106,6 @@ def prompt_fits_the_context(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(keys, problem, f"lower {keys[0]} to {max(total - new, 1)} or raise {keys[1]} to {prompt + new}")
 
 
-def native_logprobs_run_on_the_cpu(config: MasterConfig) -> Iterator[Conflict]:
-    """The fused operator reads logits in host memory."""
-    keys = ("policy.logprob_impl", "cluster.gpus_per_node")
-    if config.policy.logprob_impl == "native" and config.cluster.gpus_per_node > 0:
-        problem = (
-            f"{keys[0]}=native works on the CPU alone, and {keys[1]}={config.cluster.gpus_per_node} trains on GPUs"
-        )
-        yield Conflict(keys, problem, f"set {keys[0]}=torch")
-
-
 POLICY_CHECKS: list[Check] = [
     step_divides_into_updates,
     one_rule_cuts_micro_batches,
@@ -125,5 +115,4 @@ POLICY_CHECKS: list[Check] = [
     schedule_settings_have_an_effect,
     completion_fits_the_context,
     prompt_fits_the_context,
-    native_logprobs_run_on_the_cpu,
 ]

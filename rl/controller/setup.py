@@ -45,6 +45,7 @@ from rl.generation.generator import Generator
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.refill import Refill
 from rl.rollout.sampler import started_groups
+from rl.trainer.kernels import require_kernels
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.sync import WeightSync
 
@@ -77,6 +78,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         ConfigError: the configuration names something that does not exist.
         InfraError: a process did not start.
     """
+    await in_thread("native kernels", lambda: check_kernels(config))
     rows, held_out = await in_thread("data", lambda: build_rows(config))
     model = await in_thread("model", lambda: build_model(config, context))
     prompts, validation_prompts = await in_thread("prompts", lambda: build_prompts(config, model, rows, held_out))
@@ -119,6 +121,16 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         max_unscored_steps=config.async_rl.rollout_failure.max_unscored_steps,
     )
     return Controller(parts, config.grpo, config.checkpointing, config.async_rl.stall_watchdog, context.clock)
+
+
+def check_kernels(config: MasterConfig) -> None:
+    """Look for the native kernels that training will use: they must be missed before data and models load.
+
+    Raises:
+        ConfigError: the CUDA kernels are missing.
+        FatalError: the native operators are missing.
+    """
+    require_kernels(config.policy.logprob_impl, on_gpu=config.cluster.gpus_per_node > 0)
 
 
 def build_rows(config: MasterConfig) -> tuple[Sequence[Row], Sequence[Row]]:

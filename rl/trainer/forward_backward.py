@@ -1,6 +1,6 @@
-"""Micro-batches: from jagged sequences to rows, through the model, to log-probabilities and loss sums.
+"""Micro-batches: from jagged sequences to rows, through the model, to log-probabilities, loss sums and gradients.
 
-Logits exist at predicting positions only. Nothing here divides, steps or talks to other ranks.
+Which of three ways a micro-batch goes is chosen by `loss_path`. Nothing here divides, steps or talks to other ranks.
 """
 
 from collections.abc import Sequence
@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rl.algorithms.algorithm import LossFunction
+from rl.algorithms.algorithm import LossFunction, LossSums
 from rl.core.batch import TrainBatch
 from rl.core.metrics import Counts, Metric, Per, merge_metrics
-from rl.ops.logprobs import LogprobImpl, token_logprobs
 from rl.trainer.layout import lay_out
+from rl.trainer.loss_path import ForwardSettings, LossPath, Way, choose_path
 from rl.trainer.model import CausalModel
+from rl.trainer.one_pass import one_pass
 from rl.trainer.planner import Row
+from rl.trainer.two_passes import logprobs_and_entropy, two_passes
 
 
 @dataclass(frozen=True)
@@ -76,30 +78,14 @@ def merge_reports(reports: Sequence[ChunkReport]) -> ChunkReport:
     )
 
 
-@dataclass(frozen=True)
-class ForwardSettings:
-    """How sequences go through a model.
-
-    Attributes:
-        temperature: Sampling temperature; logits are divided by it.
-        impl: Native op or plain torch.
-    """
-
-    temperature: float
-    impl: LogprobImpl
-
-
 def accumulate_gradients(
     model: CausalModel, work: Sequence[Work], loss: LossFunction, settings: ForwardSettings
 ) -> ChunkReport:
     """Run forward and backward over all micro-batches; gradients of the loss sum add up in the parameters."""
+    path = choose_path(loss, settings)
     reports = []
     for part in work:
-        counted = part.batch.token_weights > 0
-        logprobs, entropy = _logprobs_and_entropy(model, part, counted, settings, loss.uses_entropy)
-        sums = loss(logprobs, entropy, part.batch)
-        if sums.loss.requires_grad:
-            sums.loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        sums = _accumulate(model, part, loss, path, settings)
         reports.append(
             ChunkReport(
                 loss=sums.loss.item(),
@@ -115,29 +101,27 @@ def accumulate_gradients(
 def compute_logprobs(model: CausalModel, work: Sequence[Work], settings: ForwardSettings) -> list[Tensor]:
     """Return the log-probability of every sampled token of each micro-batch, [T] float32 each; 0 off the mask."""
     with torch.no_grad():
-        return [_logprobs_and_entropy(model, part, part.batch.loss_mask, settings, False)[0] for part in work]
+        return [_sampled_logprobs(model, part, settings) for part in work]
 
 
-def _logprobs_and_entropy(
-    model: CausalModel, work: Work, counted: Tensor, settings: ForwardSettings, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies on the CPU, [T] each, 0 where not `counted` ([T] bool)."""
+def _sampled_logprobs(model: CausalModel, work: Work, settings: ForwardSettings) -> Tensor:
+    counted = work.batch.loss_mask
     if not bool(counted.any()):
-        return torch.zeros(counted.numel()), torch.zeros(counted.numel())
+        return torch.zeros(counted.numel())
     layout = lay_out(work.batch, work.rows, counted, work.width).to(model.device)
-    logits = model.logits_at(layout.tokens, layout.places, layout.position_ids, layout.mask)
-    logprobs, entropy = token_logprobs(
-        logits,
-        layout.targets,
-        settings.temperature,
-        impl=settings.impl,
-        consume_logits=True,
-        entropy_gradient=entropy_gradient,
-    )
-    return _spread(logprobs, layout.pairs, counted), _spread(entropy, layout.pairs, counted)
+    logprobs, _ = logprobs_and_entropy(model, layout, counted, settings, entropy_gradient=False)
+    return logprobs
 
 
-def _spread(values: Tensor, pairs: Tensor, counted: Tensor) -> Tensor:
-    """Give each counted token the value of its pair."""
-    by_token = values.cpu()[pairs]
-    return by_token.new_zeros(counted.numel()).masked_scatter(counted, by_token)
+def _accumulate(
+    model: CausalModel, work: Work, loss: LossFunction, path: LossPath, settings: ForwardSettings
+) -> LossSums:
+    counted = work.batch.token_weights > 0
+    if not bool(counted.any()):
+        nothing = torch.zeros(counted.numel())
+        return loss(nothing, nothing, work.batch)
+    layout = lay_out(work.batch, work.rows, counted, work.width).to(model.device)
+    if path.way is Way.ONE_PASS and path.native is not None:
+        return one_pass(model, layout, work.batch, path.native, settings.temperature)
+    logprobs, entropy = logprobs_and_entropy(model, layout, counted, settings, entropy_gradient=loss.uses_entropy)
+    return two_passes(logprobs, entropy, work.batch, loss, path.native)

@@ -7,7 +7,7 @@ training step draws no random numbers. Batching, losses and optimizers are not h
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from rl.core.errors import ConfigError, first_line
+from rl.core.errors import ConfigError, FatalError, first_line
 from rl.core.loading import model_loading
 
 _WEIGHT_PATTERNS = (
@@ -46,7 +46,7 @@ _CHAT_TEMPLATE_FILE = "chat_template.jinja"
 
 
 class CausalModel:
-    """A Hugging Face causal language model that computes logits at chosen positions only.
+    """A Hugging Face causal language model that computes logits, or what they are made of, at chosen positions only.
 
     Args:
         path: Local Hugging Face folder.
@@ -96,13 +96,76 @@ class CausalModel:
         """
 
         # The model's own forward runs, so that whatever it does to its logits (scaling, soft caps) is kept.
-        def keep_places(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            return (inputs[0].flatten(0, 1)[places], *inputs[1:])
+        return self._run(tokens, position_ids, mask, lambda hidden: hidden.flatten(0, 1)[places], exact=exact)
 
+    def hidden_at(
+        self,
+        tokens: Tensor,
+        places: Tensor,
+        position_ids: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        exact: bool = False,
+    ) -> Tensor:
+        """Return what the output layer would turn into `logits_at` of the same arguments, [D, H]; no logits exist.
+
+        In the model's precision, as the output layer would take it; with graph.
+        """
+        taken: list[Tensor] = []
+
+        def take(hidden: Tensor) -> Tensor:
+            taken.append(hidden.flatten(0, 1)[places])
+            return hidden.flatten(0, 1)[:0]
+
+        self._run(tokens, position_ids, mask, take, exact=exact)
+        if len(taken) != 1:
+            raise FatalError(f"the model calls its output layer {len(taken)} times in one pass, not once")
+        return taken[0] if exact else taken[0].to(self.precision)
+
+    def logits_of(self, hidden: Tensor) -> Tensor:
+        """Return the logits that the model's forward makes of the output layer's input [D, H]; in float32."""
+        tokens = torch.zeros(1, 1, dtype=torch.int64, device=self.device)
+        return self._run(tokens, None, None, lambda _: hidden, exact=True)
+
+    @property
+    def head(self) -> nn.Module:
+        """The output layer."""
+        return self._head
+
+    @property
+    def head_weight(self) -> Tensor:
+        """The output layer's matrix [V, H], float32; a leaf that is trained unless frozen."""
+        weight: Any = self._head.weight
+        return torch.as_tensor(weight)
+
+    def head_gradient(self) -> Tensor:
+        """Return the float32 tensor in which the gradient of the output layer's matrix adds up.
+
+        Where the embedding is the same matrix, its share of the gradient is added to the same tensor. A frozen matrix
+        has one that nobody will look at.
+        """
+        weight: Any = self._head.weight
+        if not weight.requires_grad:
+            return torch.zeros_like(weight)
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        gradient: Tensor = weight.grad
+        return gradient
+
+    def _run(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor | None,
+        mask: Tensor | None,
+        at_head: Callable[[Tensor], Tensor],
+        *,
+        exact: bool,
+    ) -> Tensor:
+        """Run the model's own forward with the output layer's input replaced by what `at_head` makes of it."""
         given = {"position_ids": position_ids, "attention_mask": mask}
         optional = {name: value for name, value in given.items() if value is not None}
         is_low = self.precision != torch.float32 and not exact
-        hook = self._head.register_forward_pre_hook(keep_places)
+        hook = self._head.register_forward_pre_hook(lambda _, inputs: (at_head(inputs[0]), *inputs[1:]))
         try:
             with torch.autocast(self.device.type, self.precision, enabled=is_low):
                 logits: Tensor = self.module(input_ids=tokens, use_cache=False, **optional).logits

@@ -162,6 +162,7 @@ class WorkerPolicy:
         self._version = version
         self._temperature = temperature
         self._skip = settings.skip_zero_advantages
+        self._explained: LossFunction | None = None
         self._training = Batching.for_training(settings, can_share=can_share)
         self._scoring = Batching.for_logprobs(settings, can_share=can_share)
 
@@ -177,6 +178,7 @@ class WorkerPolicy:
 
     async def train(self, batch: TrainBatch, loss: LossFunction) -> TrainResult:
         """Train one RL step; the batch is cut, in order, into equal parts of one optimizer step each."""
+        await self._note_path(loss)
         steps = [await self._optimizer_step(chunk, loss) for chunk in batch.shard(self._num_updates)]
         self._version = self._agreed(await self._group.broadcast(PolicyWorker.end_train), self._version + 1)
         return TrainResult(self._version, _mean_over_steps(steps) | {"wd": self._weight_decay})
@@ -244,6 +246,13 @@ class WorkerPolicy:
         outcomes = await self._group.broadcast(PolicyWorker.apply_step, count if counts.tokens > 0 else 0.0)
         return _Step(report, counts, int(has_weight.sum() - computed.sum()), outcomes[0])
 
+    async def _note_path(self, loss: LossFunction) -> None:
+        """Log once, for each loss, which way it and its gradients are computed."""
+        if self._explained is loss:
+            return
+        self._explained = loss
+        _log.info("training: %s", await self._group.call(0, PolicyWorker.loss_path, loss))
+
     async def _score(self, batch: TrainBatch, method: Callable[..., list[Tensor]], *arguments: float) -> Tensor:
         shares = self._cut(self._scoring, batch, batch.loss_mask)
         logprobs = torch.zeros(batch.num_tokens)
@@ -292,7 +301,13 @@ class _Step:
         return metrics if outcome.grad_norm is None else metrics | {"grad_norm": outcome.grad_norm}
 
 
-_COUNTERS = ("steps_skipped_empty", "steps_skipped_nonfinite", "num_skipped_sequences", "num_computed_positions")
+_COUNTERS = (
+    "steps_skipped_empty",
+    "steps_skipped_nonfinite",
+    "num_skipped_sequences",
+    "num_computed_positions",
+    "num_clamped_log_ratios",
+)
 
 
 def _mean_over_steps(steps: Sequence[_Step]) -> dict[str, float]:

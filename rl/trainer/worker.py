@@ -18,7 +18,10 @@ from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, FatalError, WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.trainer.config import PolicySettings
-from rl.trainer.forward_backward import ChunkReport, ForwardSettings, Work, accumulate_gradients, compute_logprobs
+from rl.trainer.forward_backward import ChunkReport, Work, accumulate_gradients, compute_logprobs
+from rl.trainer.head_probe import find_head_fault
+from rl.trainer.kernels import require_kernels
+from rl.trainer.loss_path import ForwardSettings, choose_path
 from rl.trainer.mask_probe import find_mask_fault
 from rl.trainer.model import CausalModel, copy_model_files
 from rl.trainer.optimizer import Optimizer, OptimizerStep
@@ -41,7 +44,8 @@ class PolicyWorker:
         request: Derived settings.
 
     Raises:
-        ConfigError: the model cannot be loaded, or the schedule is incomplete.
+        ConfigError: the CUDA kernels or the model cannot be loaded, or the schedule is incomplete.
+        FatalError: the native operators are missing.
         InfraError: the other ranks do not show up.
     """
 
@@ -50,13 +54,15 @@ class PolicyWorker:
         self._settings = settings
         self._request = request
         self._use_threads()
+        require_kernels(settings.logprob_impl, on_gpu=context.device.startswith("cuda"))
         self._gradient_sum = GradientSum(context, request.call_timeout_s)
         self._model = self._load_model()
         self._reference = self._load_model().freeze() if request.needs_reference else None
         self._optimizer = Optimizer(
             self._model.parameters(), settings.optimizer, settings.scheduler, settings.max_grad_norm
         )
-        self._forward = ForwardSettings(request.temperature, settings.logprob_impl)
+        head_fault = find_head_fault(self._model) if settings.logprob_impl == "native" else None
+        self._forward = ForwardSettings(request.temperature, settings.logprob_impl, head_fault)
         self._version = request.version
         self._sender = WeightSender(self._model.named_tensors, self._model.precision)
 
@@ -64,6 +70,10 @@ class PolicyWorker:
         """Return why the model cannot compute several sequences in one row, or None where it can."""
         self._use_threads()
         return find_mask_fault(self._model, self._settings.max_total_sequence_length)
+
+    def loss_path(self, loss: LossFunction) -> str:
+        """Return which way `accumulate` takes with this loss, and why, in words."""
+        return choose_path(loss, self._forward).reason
 
     def accumulate(self, work: Sequence[Work], loss: LossFunction) -> ChunkReport:
         """Add the gradients of the loss sum over this rank's micro-batches; there may be none."""

@@ -15,7 +15,8 @@ from rl.data.config import DataConfig
 from rl.data.conversation import Conversations
 from rl.data.pretrained import resolve_model
 from rl.trainer.config import TokenizerConfig
-from rl.trainer.forward_backward import ForwardSettings, accumulate_gradients
+from rl.trainer.forward_backward import accumulate_gradients
+from rl.trainer.loss_path import ForwardSettings
 from rl.trainer.mask_probe import find_mask_fault
 from rl.trainer.model import CausalModel
 from tests.support.micro_batches import cut, score

@@ -8,8 +8,11 @@ from torch import Tensor
 from rl.core.batch import TrainBatch
 from rl.trainer.batching import Batching
 from rl.trainer.config import PolicySettings
-from rl.trainer.forward_backward import ForwardSettings, Work, compute_logprobs
+from rl.trainer.forward_backward import Work, compute_logprobs
+from rl.trainer.layout import lay_out
+from rl.trainer.loss_path import ForwardSettings
 from rl.trainer.model import CausalModel
+from rl.trainer.two_passes import logprobs_and_entropy
 
 
 def cut(batch: TrainBatch, counted: Tensor | None = None, **settings: Any) -> list[Work]:
@@ -18,6 +21,14 @@ def cut(batch: TrainBatch, counted: Tensor | None = None, **settings: Any) -> li
     batching = Batching.for_training(chosen, can_share=True)
     [works] = batching.cut(batch, batch.token_weights > 0 if counted is None else counted, 1)
     return works
+
+
+def logprobs_with_graph(
+    model: CausalModel, work: Work, settings: ForwardSettings, *, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities and entropies of the sampled tokens of one micro-batch, [T] each."""
+    layout = lay_out(work.batch, work.rows, work.batch.loss_mask, work.width)
+    return logprobs_and_entropy(model, layout, work.batch.loss_mask, settings, entropy_gradient=entropy_gradient)
 
 
 def score(model: CausalModel, batch: TrainBatch, temperature: float = 1.0, **settings: Any) -> Tensor:

@@ -18,11 +18,6 @@ REASONING_GYM = "{_override_: true, kind: reasoning_gym, task: leg_counting}"
 # What is wrong, the overrides that make it so, and a piece of the message; each has one fix that the message names.
 CONFLICTS = [
     (
-        "native_logprobs_run_on_the_cpu",
-        ["cluster.gpus_per_node=2"],
-        "policy.logprob_impl=native works on the CPU alone, and cluster.gpus_per_node=2",
-    ),
-    (
         "step_divides_into_updates",
         ["policy.train_global_batch_size=48", "loss_fn.force_on_policy_ratio=false"],
         "train_global_batch_size=48 does not divide the sequences of a step, 64",
@@ -120,7 +115,7 @@ CONFLICTS = [
     ("local_cluster_is_one_process", ["cluster.kind=local"], "set policy.generation.backend=hf or cluster.kind=ray"),
     (
         "local_cluster_is_one_process",
-        ["cluster.kind=local", "policy.generation.backend=hf", "cluster.gpus_per_node=2", "policy.logprob_impl=torch"],
+        ["cluster.kind=local", "policy.generation.backend=hf", "cluster.gpus_per_node=2"],
         "gpus_per_node=2 has no effect",
     ),
     (
@@ -130,7 +125,7 @@ CONFLICTS = [
     ),
     (
         "gpus_suffice",
-        ["cluster.gpus_per_node=1", "policy.logprob_impl=torch"],
+        ["cluster.gpus_per_node=1"],
         "is 1 GPUs, but policy.num_workers=1 + policy.generation.num_replicas=1 x 1 ranks need 2",
     ),
     (
@@ -140,7 +135,7 @@ CONFLICTS = [
     ),
     (
         "engine_memory_matches_the_device",
-        ["cluster.gpus_per_node=2", "policy.logprob_impl=torch", "policy.generation.vllm_cfg.kv_cache_gib=2"],
+        ["cluster.gpus_per_node=2", "policy.generation.vllm_cfg.kv_cache_gib=2"],
         "kv_cache_gib=2.0 has no effect",
     ),
     ("shared_memory_is_on_one_host", ["cluster.num_nodes=2"], "works on one host, but cluster.num_nodes=2"),
@@ -186,7 +181,7 @@ def test_every_check_has_a_conflict_above() -> None:
         [*NO_VALIDATION, "checkpointing.enabled=false"],
         ["grpo.val_temperature=1", "grpo.val_num_generations=4", "grpo.val_top_p=0.9", "grpo.val_top_k=5"],
         ["cluster.kind=local", "policy.generation.backend=hf"],
-        ["cluster.gpus_per_node=2", "policy.logprob_impl=torch"],
+        ["cluster.gpus_per_node=2"],
         ["async_rl.sampler.max_lookahead_versions=1", "loss_fn.use_importance_sampling_correction=true"],
         ["env.mine={kind: function, target: 'm:f'}", "data.env_name=mine", f"data.train={REASONING_GYM}"],
     ],

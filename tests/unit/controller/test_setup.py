@@ -1,6 +1,7 @@
 """Tests of rl.controller.setup and rl.controller.rollout_factory: what is derived from the configuration."""
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from rl.controller.setup import (
     build_buffer,
     build_prompts,
     build_rows,
+    check_kernels,
     prompt_settings,
 )
 from rl.core.errors import ConfigError
@@ -98,6 +100,17 @@ async def test_dynamic_sampling_looks_at_components_where_the_estimator_does(tmp
         ticket = await buffer.reserve()
         await buffer.put(ticket, make_group(ticket.seq, unlike))
         assert buffer.count(state) == 1
+
+
+@pytest.mark.parametrize(("gpus", "impl", "refused"), [(0, "native", False), (2, "native", True), (2, "torch", False)])
+def test_on_gpus_missing_cuda_kernels_are_seen_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: int, impl: str, refused: bool
+) -> None:
+    monkeypatch.setattr("rl.trainer.kernels.cuda_library_failure", lambda: "libtandem_cuda.so is nowhere")
+    config = load(tmp_path, f"policy.logprob_impl={impl}")
+    config = config.model_copy(update={"cluster": config.cluster.model_copy(update={"gpus_per_node": gpus})})
+    with pytest.raises(ConfigError, match="is nowhere; set policy.logprob_impl=torch") if refused else nullcontext():
+        check_kernels(config)
 
 
 def test_faulty_data_is_seen_before_anything_starts(tmp_path: Path) -> None:

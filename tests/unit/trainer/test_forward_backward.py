@@ -13,11 +13,11 @@ from rl.core.batch import TrainBatch
 from rl.core.metrics import Counts, Metric, Per
 from rl.trainer.forward_backward import (
     ChunkReport,
-    ForwardSettings,
     accumulate_gradients,
     compute_logprobs,
     merge_reports,
 )
+from rl.trainer.loss_path import ForwardSettings
 from rl.trainer.model import CausalModel
 from tests.support.micro_batches import cut, score
 from tests.support.rollouts import make_completion, make_group, make_rollout, random_groups

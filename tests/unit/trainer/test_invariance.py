@@ -75,9 +75,11 @@ def make_columns() -> TrainBatch:
 async def train(
     model: Path, batch: TrainBatch, loss: LossFunction, steps: int = 1, **settings: Any
 ) -> tuple[WorkerPolicy, TrainResult]:
+    """In float64 by plain torch, unless the settings ask for native code, which has none."""
     policy = await make_policy(make_settings(model, **settings), make_request(model, temperature=0.8))
     for rank in range(policy.group.world_size):
-        worker_of(policy, rank)._model.module.double()
+        if settings.get("logprob_impl") != "native":
+            worker_of(policy, rank)._model.module.double()
     for _ in range(steps):
         result = await policy.train(batch, loss)
     return policy, result
@@ -99,6 +101,24 @@ async def test_loss_and_gradients_do_not_depend_on_how_the_batch_is_cut(
         for rank in range(num_workers):
             moments = first_moments(policy, rank)
             assert all((moments[key] - wanted[key]).abs().max() <= 1e-6 * largest for key in wanted), cut
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("name", LOSSES)
+async def test_native_loss_and_gradients_are_those_of_float64_however_the_batch_is_cut(
+    tiny_model: Path, name: str, num_workers: int
+) -> None:
+    batch, loss = make_columns(), LOSSES[name]
+    whole, expected = await train(tiny_model, batch, loss, train_micro_batch_size=16, share_prefixes="off")
+    wanted = first_moments(whole)
+    largest = max(float(moment.abs().max()) for moment in wanted.values())
+    for cut, settings in CUTS.items():
+        policy, got = await train(tiny_model, batch, loss, num_workers=num_workers, logprob_impl="native", **settings)
+        shared = {"num_computed_positions": expected.metrics["num_computed_positions"]}
+        assert got.metrics | shared == pytest.approx(expected.metrics, rel=1e-5, abs=1e-5), cut
+        for rank in range(num_workers):
+            moments = first_moments(policy, rank)
+            assert all((moments[key] - wanted[key]).abs().max() <= 1e-5 * largest for key in wanted), cut
 
 
 @pytest.mark.parametrize("name", ["token", "constant divisor", "sequence ratio, truncated correction"])
@@ -161,10 +181,11 @@ async def test_a_step_without_any_advantage_still_decays_weights_and_compares_lo
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize("share", ["off", "on"])
+@pytest.mark.parametrize("impl", ["torch", "native"])
 async def test_on_policy_the_ratio_is_exactly_one_at_every_temperature(
-    tiny_model: Path, temperature: float, share: str
+    tiny_model: Path, temperature: float, share: str, impl: str
 ) -> None:
-    settings = make_settings(tiny_model, share_prefixes=share, lr=0.0)
+    settings = make_settings(tiny_model, share_prefixes=share, lr=0.0, logprob_impl=impl)
     policy = await make_policy(settings, make_request(tiny_model, temperature=temperature))
     batch = make_batch()
     batch = batch.with_columns(prev_logprobs=await policy.logprobs(batch))

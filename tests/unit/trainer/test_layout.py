@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from rl.core.batch import TrainBatch
-from rl.trainer.forward_backward import ForwardSettings, _logprobs_and_entropy
 from rl.trainer.layout import lay_out, visible
+from rl.trainer.loss_path import ForwardSettings
 from rl.trainer.model import CausalModel
 from rl.trainer.siblings import Segment, Unit
-from tests.support.micro_batches import cut, score
+from tests.support.micro_batches import cut, logprobs_with_graph, score
 from tests.support.rollouts import make_completion, make_group, make_rollout, random_groups
 
 MODES: dict[str, dict[str, Any]] = {
@@ -52,9 +52,7 @@ def test_logprobs_and_gradients_equal_those_of_each_sequence_alone(tiny_model: P
         model = load(tiny_model, torch.float64)
         logprobs = torch.zeros(batch.num_tokens, dtype=torch.float64)
         for work in cut(batch, batch.loss_mask, **MODES[chosen]):
-            part, entropy = _logprobs_and_entropy(
-                model, work, work.batch.loss_mask, ForwardSettings(0.7, "torch"), entropy_gradient=True
-            )
+            part, entropy = logprobs_with_graph(model, work, ForwardSettings(0.7, "torch"), entropy_gradient=True)
             places = batch.positions_of(work.numbers)
             ((part + 0.1 * entropy) * weights[places]).sum().backward()
             logprobs[places] = part.detach()
@@ -153,25 +151,31 @@ def test_a_counted_token_outside_the_rows_and_a_row_beyond_the_width_are_refused
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("impl", ["native", "torch"])
+@pytest.mark.parametrize(
+    ("settings", "way"),
+    [
+        (ForwardSettings(1.0, "torch"), "logits_at"),
+        (ForwardSettings(1.0, "native"), "hidden_at"),
+        (ForwardSettings(1.0, "native", head_fault="it has a bias"), "logits_at"),
+    ],
+    ids=["torch", "native", "native logits"],
+)
 def test_tokens_of_the_environment_get_no_logits_and_so_no_gradient_on_any_path(
-    untied_model: Path, mode: str, impl: Any, monkeypatch: pytest.MonkeyPatch
+    untied_model: Path, mode: str, settings: ForwardSettings, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = load(untied_model), two_turns()
     for place in (batch.tokens == 80).nonzero().squeeze(1).tolist():
         assert not batch.loss_mask[place]
     predicted: list[int] = []
-    original = model.logits_at
+    original = getattr(model, way)
 
     def watch(tokens: Tensor, places: Tensor, *rest: Tensor | None) -> Tensor:
         predicted.extend(tokens.flatten()[places].tolist())
         return original(tokens, places, *rest)
 
-    monkeypatch.setattr(model, "logits_at", watch)
+    monkeypatch.setattr(model, way, watch)
     for work in cut(batch, batch.loss_mask, **MODES[mode]):
-        logprobs, _ = _logprobs_and_entropy(
-            model, work, work.batch.loss_mask, ForwardSettings(1.0, impl), entropy_gradient=False
-        )
+        logprobs, _ = logprobs_with_graph(model, work, settings, entropy_gradient=False)
         logprobs.sum().backward()
         assert (logprobs[~work.batch.loss_mask] == 0).all()
     # 70 and 74 precede the tool's tokens, 80 precedes 81: what they would predict was not sampled. 70 in the stranger

@@ -2,10 +2,12 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from rl.algorithms.algorithm import LossSums
 from rl.algorithms.config import LossConfig
 from rl.algorithms.objective import parse_objective
+from rl.algorithms.policy_gradient import PolicyGradientLoss
 from rl.core.batch import TrainBatch
 from rl.core.errors import ConfigError, FatalError
 from rl.core.metrics import Per
@@ -260,6 +263,38 @@ async def test_an_export_loads_in_a_clean_process_with_equal_logits(
     assert loaded["eos"] == 256
     for name in ["generation_config.json", "tokenizer.json"] + ([] if template else ["chat_template.jinja"]):
         assert (tmp_path / "export" / name).read_bytes() == (source / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("settings", "loss", "line"),
+    [
+        ({"logprob_impl": "torch"}, PLAIN, "plain torch: .*policy.logprob_impl=torch"),
+        ({"logprob_impl": "native"}, PLAIN, "one pass: loss and gradients"),
+    ],
+    ids=["torch", "native"],
+)
+async def test_the_way_of_the_loss_is_logged_once(
+    tiny_model: Path, settings: dict[str, Any], loss: PolicyGradientLoss, line: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    policy = await make_policy(make_settings(tiny_model, **settings), make_request(tiny_model))
+    with caplog.at_level("INFO", logger="rl.trainer.policy"):
+        for _ in range(3):
+            await policy.train(make_batch(), loss)
+    assert len(caplog.messages) == 1
+    assert re.match(f"training: {line}", caplog.messages[0])
+
+
+async def test_a_head_that_is_no_plain_matrix_trains_over_the_models_own_logits(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain = await make_policy(make_settings(tiny_model), make_request(tiny_model))
+    monkeypatch.setattr("rl.trainer.worker.find_head_fault", lambda _: "its output layer has a bias")
+    native = await make_policy(make_settings(tiny_model, logprob_impl="native"), make_request(tiny_model))
+    monkeypatch.setattr(worker_of(native)._model, "hidden_at", lambda *_: pytest.fail("taken for a plain matrix"))
+    with caplog.at_level("INFO", logger="rl.trainer.policy"):
+        expected, got = await plain.train(make_batch(), PLAIN), await native.train(make_batch(), PLAIN)
+    assert caplog.messages[1] == "training: two passes over the model's own logits: its output layer has a bias"
+    assert got.metrics == pytest.approx(expected.metrics, rel=1e-5, abs=1e-5)
 
 
 async def test_the_native_operator_trains_like_plain_torch(tiny_model: Path) -> None:

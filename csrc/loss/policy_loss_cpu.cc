@@ -1,7 +1,7 @@
 // policy_loss.h on the CPU. Tokens are cut into blocks whose sums go to the workspace and are added
-// in the order of the blocks. A block is walked in tiles: their columns are copied to a buffer that
-// stays in the first cache, and are worked on in groups of lanes, each lane with its own sums. The
-// order of every sum is thus fixed by the tokens alone.
+// in the order of the blocks. A block is walked in tiles, whose columns then are in the first cache
+// for a second walk, and a tile in groups of lanes, each lane with its own sums. The order of every
+// sum is thus fixed by the tokens alone.
 #include <algorithm>
 #include <limits>
 
@@ -14,26 +14,27 @@ namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kBlockTokens = 4096;
-constexpr int64_t kTileTokens = 256;
+constexpr int64_t kTileTokens = 512;
 constexpr int64_t kLanes = 16;
 constexpr int64_t kSequencesPerTask = 8;
 
-// The columns of a tile after Counted, and what comes of it.
-struct Tile {
-  PolicyToken At(int64_t i) const {
-    return {logprobs[i],   entropy[i], prev[i],    reference[i], generation[i],
-            advantages[i], shares[i],  weights[i], nll_coefs[i]};
-  }
+// Columns of a tile's tokens, where they stand. None is null but those of sequences.
+struct Columns {
+  const float* logprobs;
+  const float* entropy;
+  const float* prev;
+  const float* reference;
+  const float* generation;
+  const float* advantages;
+  const float* shares;
+  const float* weights;
+  const float* nll_coefs;
+};
 
-  float logprobs[kTileTokens];
-  float entropy[kTileTokens];
-  float prev[kTileTokens];
-  float reference[kTileTokens];
-  float generation[kTileTokens];
-  float advantages[kTileTokens];
-  float shares[kTileTokens];
-  float weights[kTileTokens];
-  float nll_coefs[kTileTokens];
+// What is made of a tile: it stays in the first cache.
+struct Tile {
+  float corrections[kTileTokens];
+  float sampling_ratios[kTileTokens];
   // With kSequence: a SequenceTerms per token, taken apart.
   float sequence_ratios[kTileTokens];
   float sequence_corrections[kTileTokens];
@@ -41,7 +42,11 @@ struct Tile {
   float sequence_gradients[kTileTokens];
   float grad_logprobs[kTileTokens];
   float grad_entropy[kTileTokens];
+  // Columns that cannot be read where they stand: of shared rows, and of a tile with padding.
+  float staged[9][kTileTokens];
 };
+
+alignas(64) constexpr float kZeros[kTileTokens] = {};
 
 struct LaneSums {
   double sums[kNumPolicyMetrics][kLanes];  // those of the extrema stay 0
@@ -54,46 +59,79 @@ struct LaneSums {
 TANDEM_INLINE float Smaller(float x, float y) { return Select(x < y, x, y); }
 TANDEM_INLINE float Larger(float x, float y) { return Select(x > y, x, y); }
 
-TANDEM_INLINE void AddLane(const TokenTerms& terms, int64_t lane, LaneSums* sums) {
-  VisitSums(terms, [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
-  sums->ratio_min[lane] = Smaller(terms.ratio_min, sums->ratio_min[lane]);
-  sums->ratio_max[lane] = Larger(terms.ratio_max, sums->ratio_max[lane]);
-  sums->ratio_clamped_min[lane] = Smaller(terms.ratio_clamped_min, sums->ratio_clamped_min[lane]);
-  sums->ratio_clamped_max[lane] = Larger(terms.ratio_clamped_max, sums->ratio_clamped_max[lane]);
+template <bool kIsSequence>
+TANDEM_INLINE SequenceTerms SequenceAt(const Tile& tile, int64_t i) {
+  if constexpr (!kIsSequence) return {};
+  return {tile.sequence_ratios[i], tile.sequence_corrections[i], tile.sequence_outside[i],
+          tile.sequence_gradients[i]};
 }
 
-template <bool kIsSequence, bool kHasReference>
-TANDEM_INLINE void WalkTile(const PolicyLossBounds& given, int64_t count, Tile* tile,
-                            LaneSums* sums) {
-  const PolicyLossBounds bounds = given;  // a local that no store can change
+TANDEM_INLINE PolicyToken TokenAt(const Columns& columns, int64_t i) {
+  const bool counts = columns.weights[i] > 0.0f;
+  return {Counted(columns.logprobs[i], counts),   Counted(columns.entropy[i], counts),
+          Counted(columns.prev[i], counts),       Counted(columns.reference[i], counts),
+          Counted(columns.generation[i], counts), Counted(columns.advantages[i], counts),
+          Counted(columns.shares[i], counts),     Counted(columns.weights[i], counts),
+          Counted(columns.nll_coefs[i], counts)};
+}
+
+// Two walks over a tile, because one has more values at a time than there are registers.
+template <bool kIsSequence>
+TANDEM_INLINE void WalkGenerator(const PolicyLossBounds& given, const Columns& given_columns,
+                                 int64_t count, Tile* tile, LaneSums* sums) {
+  const PolicyLossBounds bounds = given;  // locals that no store can change
+  const Columns columns = given_columns;
   for (int64_t begin = 0; begin < count; begin += kLanes) {
 #pragma GCC ivdep
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = begin + lane;
-      const PolicyToken token = tile->At(i);
-      SequenceTerms sequence = {};
-      if constexpr (kIsSequence) {
-        sequence = {tile->sequence_ratios[i], tile->sequence_corrections[i],
-                    tile->sequence_outside[i], tile->sequence_gradients[i]};
-      }
-      const TokenTerms terms =
-          PolicyTokenTerms<kIsSequence, kHasReference>(bounds, token, sequence);
-      tile->grad_logprobs[i] = terms.grad_logprob;
-      tile->grad_entropy[i] = terms.grad_entropy;
-      AddLane(terms, lane, sums);
+      const GeneratorTerms terms = GeneratorTermsOf<kIsSequence>(bounds, TokenAt(columns, i),
+                                                                 SequenceAt<kIsSequence>(*tile, i));
+      tile->corrections[i] = terms.factor;
+      tile->sampling_ratios[i] = terms.sampling_ratio;
+      VisitSums(terms,
+                [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
     }
   }
 }
 
-// Walks on into the padding.
-TANDEM_MULTIARCH void TileSums(const PolicyLossBounds& bounds, bool has_reference, int64_t count,
-                               Tile* tile, LaneSums* sums) {
+template <bool kIsSequence, bool kHasReference>
+TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_columns,
+                            int64_t count, Tile* tile, LaneSums* sums) {
+  const PolicyLossBounds bounds = given;
+  const Columns columns = given_columns;
+  for (int64_t begin = 0; begin < count; begin += kLanes) {
+#pragma GCC ivdep
+    for (int64_t lane = 0; lane < kLanes; ++lane) {
+      const int64_t i = begin + lane;
+      const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
+          bounds, TokenAt(columns, i), SequenceAt<kIsSequence>(*tile, i), tile->corrections[i],
+          tile->sampling_ratios[i]);
+      tile->grad_logprobs[i] = terms.grad_logprob;
+      tile->grad_entropy[i] = terms.grad_entropy;
+      VisitSums(terms,
+                [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
+      sums->ratio_min[lane] = Smaller(terms.ratio_min, sums->ratio_min[lane]);
+      sums->ratio_max[lane] = Larger(terms.ratio_max, sums->ratio_max[lane]);
+      sums->ratio_clamped_min[lane] =
+          Smaller(terms.ratio_clamped_min, sums->ratio_clamped_min[lane]);
+      sums->ratio_clamped_max[lane] =
+          Larger(terms.ratio_clamped_max, sums->ratio_clamped_max[lane]);
+    }
+  }
+}
+
+// count is a multiple of kLanes.
+TANDEM_MULTIARCH void TileSums(const PolicyLossBounds& bounds, const Columns& columns,
+                               bool has_reference, int64_t count, Tile* tile, LaneSums* sums) {
   if (bounds.ratio != RatioKind::kSequence) {
-    has_reference ? WalkTile<false, true>(bounds, count, tile, sums)
-                  : WalkTile<false, false>(bounds, count, tile, sums);
+    WalkGenerator<false>(bounds, columns, count, tile, sums);
+    has_reference ? WalkLoss<false, true>(bounds, columns, count, tile, sums)
+                  : WalkLoss<false, false>(bounds, columns, count, tile, sums);
   } else {
-    has_reference ? WalkTile<true, true>(bounds, count, tile, sums)
-                  : WalkTile<true, false>(bounds, count, tile, sums);
+    WalkGenerator<true>(bounds, columns, count, tile, sums);
+    has_reference ? WalkLoss<true, true>(bounds, columns, count, tile, sums)
+                  : WalkLoss<true, false>(bounds, columns, count, tile, sums);
   }
 }
 
@@ -129,38 +167,31 @@ Block BlockAt(const PolicyLossInputs& inputs, int64_t index) {
   return {offsets[row_begin], offsets[row_end], row_begin, row_end};
 }
 
-// A column of a tile: 0 where a token does not count, where there is no column, and in the padding.
-TANDEM_INLINE void StageColumn(const float* column, int64_t count, int64_t padded,
-                               const float* weights, float* out) {
-  if (column == nullptr) {
-    for (int64_t i = 0; i < padded; ++i) out[i] = 0.0f;
-    return;
-  }
-  for (int64_t i = 0; i < count; ++i) out[i] = Counted(column[i], weights[i] > 0.0f);
-  for (int64_t i = count; i < padded; ++i) out[i] = 0.0f;
-}
+constexpr int64_t Padded(int64_t count) { return (count + kLanes - 1) / kLanes * kLanes; }
 
-// `logprobs` and `entropy` begin at the tile's first token.
-TANDEM_MULTIARCH void StageTile(const PolicyLossTokens& tokens, int64_t begin, int64_t count,
-                                const float* logprobs, const float* entropy, Tile* tile) {
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  const float* weights = tokens.weights + begin;
-  const auto stage = [&](const float* column, float* out) {
-    StageColumn(column == nullptr ? nullptr : column + begin, count, padded, weights, out);
+// The columns of `count` tokens from `begin` on; `logprobs` and `entropy` begin there themselves.
+// Padding is made of tokens of weight 0.
+Columns ColumnsAt(const PolicyLossTokens& tokens, int64_t begin, int64_t count,
+                  const float* logprobs, const float* entropy, Tile* tile) {
+  const auto column = [&](const float* values, int index) -> const float* {
+    if (values == nullptr) return kZeros;
+    if (Padded(count) == count) return values;
+    float* staged = tile->staged[index];
+    std::copy_n(values, count, staged);
+    std::fill(staged + count, staged + Padded(count), 0.0f);
+    return staged;
   };
-  StageColumn(logprobs, count, padded, weights, tile->logprobs);
-  StageColumn(entropy, count, padded, weights, tile->entropy);
-  if (tokens.prev_logprobs == nullptr) {
-    StageColumn(logprobs, count, padded, weights, tile->prev);
-  } else {
-    stage(tokens.prev_logprobs, tile->prev);
-  }
-  stage(tokens.reference_logprobs, tile->reference);
-  stage(tokens.generation_logprobs, tile->generation);
-  stage(tokens.advantages, tile->advantages);
-  stage(tokens.shares, tile->shares);
-  stage(tokens.weights, tile->weights);
-  stage(tokens.nll_coefs, tile->nll_coefs);
+  const auto at = [&](const float* values) { return values == nullptr ? nullptr : values + begin; };
+  const float* prev = tokens.prev_logprobs == nullptr ? logprobs : at(tokens.prev_logprobs);
+  return {column(logprobs, 0),
+          column(entropy, 1),
+          column(prev, 2),
+          column(at(tokens.reference_logprobs), 3),
+          column(at(tokens.generation_logprobs), 4),
+          column(at(tokens.advantages), 5),
+          column(at(tokens.shares), 6),
+          column(at(tokens.weights), 7),
+          column(at(tokens.nll_coefs), 8)};
 }
 
 // One call, as the tasks see it.
@@ -174,8 +205,7 @@ struct Call {
 // Gives each token of a tile what its sequence says. `sequence` moves on from tile to tile.
 void StageSequences(const Call& call, int64_t begin, int64_t count, int64_t* sequence, Tile* tile) {
   const int64_t* offsets = call.inputs.tokens.sequence_offsets;
-  const int64_t padded = (count + kLanes - 1) / kLanes * kLanes;
-  for (int64_t i = 0; i < padded; ++i) {
+  for (int64_t i = 0; i < Padded(count); ++i) {
     if (i < count) {
       while (offsets[*sequence + 1] <= begin + i) ++*sequence;
     }
@@ -206,10 +236,10 @@ void WalkTokens(const Call& call, const Block& block, Tile* tile, LaneSums* sums
   }
   for (int64_t begin = block.token_begin; begin < block.token_end; begin += kTileTokens) {
     const int64_t count = std::min(kTileTokens, block.token_end - begin);
-    StageTile(tokens, begin, count, call.inputs.logprobs + begin, call.inputs.entropy + begin,
-              tile);
+    const Columns columns = ColumnsAt(tokens, begin, count, call.inputs.logprobs + begin,
+                                      call.inputs.entropy + begin, tile);
     if (call.sequences != nullptr) StageSequences(call, begin, count, &sequence, tile);
-    TileSums(call.bounds, tokens.reference_logprobs != nullptr, count, tile, sums);
+    TileSums(call.bounds, columns, tokens.reference_logprobs != nullptr, Padded(count), tile, sums);
     StoreGradients(call.outputs, begin, count, *tile);
   }
 }
@@ -239,8 +269,8 @@ void WalkSharedRows(const Call& call, const Block& block, Tile* tile, LaneSums* 
       rows.logprobs[i] = call.inputs.logprobs[row];
       rows.entropy[i] = call.inputs.entropy[row];
     }
-    StageTile(tokens, begin, count, rows.logprobs, rows.entropy, tile);
-    TileSums(call.bounds, tokens.reference_logprobs != nullptr, count, tile, sums);
+    const Columns columns = ColumnsAt(tokens, begin, count, rows.logprobs, rows.entropy, tile);
+    TileSums(call.bounds, columns, tokens.reference_logprobs != nullptr, Padded(count), tile, sums);
     for (int64_t i = 0; i < count; ++i) {
       outputs.grad_logprobs[rows.index[i]] += tile->grad_logprobs[i];
       if (grad_entropy != nullptr) grad_entropy[rows.index[i]] += tile->grad_entropy[i];

@@ -96,11 +96,14 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
                              tokens.nll_coefs == nullptr ? 0.0f : tokens.nll_coefs[i]};
   if (!(token.weight > 0.0f)) return;
   const SequenceTerms sequence = kIsSequence ? SequenceOf(call, i) : SequenceTerms{};
-  const TokenTerms terms =
-      PolicyTokenTerms<kIsSequence, kHasReference>(call.bounds, token, sequence);
+  const GeneratorTerms generator = GeneratorTermsOf<kIsSequence>(call.bounds, token, sequence);
+  const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
+      call.bounds, token, sequence, generator.factor, generator.sampling_ratio);
   *grad_logprob += terms.grad_logprob;
   *grad_entropy += terms.grad_entropy;
-  VisitSums(terms, [&](int metric, float value) { sums[metric] += value; });
+  const auto add = [&](int metric, float value) { sums[metric] += value; };
+  VisitSums(generator, add);
+  VisitSums(terms, add);
   sums[kRatioMin] = CombineMetric(kRatioMin, sums[kRatioMin], terms.ratio_min);
   sums[kRatioMax] = CombineMetric(kRatioMax, sums[kRatioMax], terms.ratio_max);
   sums[kRatioClampedMin] =

@@ -42,19 +42,18 @@ TANDEM_TOKEN_MATH float Magnitude(float x) {
   return BitCast<float>(BitCast<int32_t>(x) & 0x7FFFFFFF);
 }
 
-// e^x, relative error about 1e-7: infinity from 88.73 on, subnormal numbers and 0 below -87.3.
+// e^x, relative error about 1e-7; 0 below -87.3, infinity from 88.3 on (0.4 before float32 must).
 //
 // x = k ln 2 + f with an integer k and |f| <= ln 2 / 2; e^f is a minimax polynomial whose constant
-// and slope are held at 1. ln 2 has two parts, of which the product of the first with k is exact;
-// 2^k comes in two factors, because 2^128 is no float.
+// and slope are held at 1. ln 2 has two parts, of which the product of the first with k is exact.
+// Adding kRound = 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
 TANDEM_TOKEN_MATH float Exp(float x) {
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  constexpr float kRound = 12582912.0f;
   constexpr float kLn2High = 0.693145751953125f;
   constexpr float kLn2Low = 1.42860682030941723212e-6f;
-  const float bounded = ClampTo(x, -104.5f, 90.0f);
-  const float shifted = bounded * 1.44269504088896340736f + kRound;
+  const float shifted = x * 1.44269504088896340736f + kRound;
   const float k = shifted - kRound;
-  const float f = (bounded - k * kLn2High) - k * kLn2Low;
+  const float f = (x - k * kLn2High) - k * kLn2Low;
   float p = 0.00138145394f;
   p = p * f + 0.00836874545f;
   p = p * f + 0.0416683890f;
@@ -62,11 +61,8 @@ TANDEM_TOKEN_MATH float Exp(float x) {
   p = p * f + 0.499999940f;
   p = p * f + 1.0f;
   p = p * f + 1.0f;
-  const int32_t power = BitCast<int32_t>(shifted) - BitCast<int32_t>(kRound);
-  const int32_t half = power >> 1;
-  const float first = BitCast<float>((half + 127) << 23);
-  const float second = BitCast<float>((power - half + 127) << 23);
-  return p * first * second;
+  const float scale = BitCast<float>((BitCast<uint32_t>(shifted) + 127u) << 23);
+  return Select(x < -87.3f, 0.0f, Select(x > 88.3f, kMathInfinity, p * scale));
 }
 
 // e^x - 1 - x, with its digits near 0 too; `exp` is e^x.
@@ -182,10 +178,25 @@ struct SequenceTerms {
   float gradient;    // d (sum of the sequence's shares * c * l) / d (one token's d)
 };
 
-struct TokenTerms {
+// What a token says of the generator: sums, weighted, and what the loss needs of it.
+struct GeneratorTerms {
+  float correction;
+  float outside;
+  float mult_prob_error;
+  float generation_kl;
+  float policy_kl;
+  float js_divergence;
+  float approx_entropy;
+
+  float factor;          // of the token's loss
+  float sampling_ratio;  // exp(logprob - generation)
+};
+
+// What a token says of the loss: gradients, sums (the metrics among them weighted), extrema.
+struct LossTerms {
   float grad_logprob;
   float grad_entropy;
-  // Sums, weighted.
+
   float loss;
   float kl_penalty;
   float nll;
@@ -195,15 +206,8 @@ struct TokenTerms {
   float clip_low;
   float clip_high;
   float dual_clip;
-  float correction;
-  float outside;
-  float mult_prob_error;
-  float generation_kl;
-  float policy_kl;
-  float js_divergence;
-  float approx_entropy;
   float clamped_log_ratios;
-  // Extrema.
+
   float ratio_min;
   float ratio_max;
   float ratio_clamped_min;
@@ -298,21 +302,34 @@ TANDEM_TOKEN_MATH KlTerms KlOf(const PolicyLossBounds& bounds, const PolicyToken
 // A column's value for the formulas: a token that does not count has numbers that do no harm.
 TANDEM_TOKEN_MATH float Counted(float value, bool counts) { return Select(counts, value, 0.0f); }
 
-// How far trainer and generator are apart, weighted.
-TANDEM_TOKEN_MATH void AddGeneratorTerms(const PolicyLossBounds& bounds, const PolicyToken& token,
-                                         float sampling_ratio, TokenTerms* terms) {
+// How far trainer and generator are apart. sequence: looked at with kIsSequence alone, here and
+// below. The token's columns have gone through Counted.
+template <bool kIsSequence>
+TANDEM_TOKEN_MATH GeneratorTerms GeneratorTermsOf(const PolicyLossBounds& bounds,
+                                                  const PolicyToken& token,
+                                                  const SequenceTerms& sequence) {
   const float gap = token.generation - token.prev;
   const float exp_gap = Exp(gap);
   const float exp_opposite = Exp(-gap);
   const float line = ExpMinusLine(gap, exp_gap);
   const float opposite_line = ExpMinusLine(-gap, exp_opposite);
-  terms->mult_prob_error = token.weight * Select(gap < 0.0f, exp_opposite, exp_gap);
-  terms->generation_kl = token.weight * KlEstimate(bounds.kl, -gap, opposite_line);
-  terms->policy_kl = token.weight * KlEstimate(bounds.kl, gap, line);
-  terms->js_divergence = token.weight * LogCoshHalf(gap, line, opposite_line);
+  const TruncatedWeight truncated = kIsSequence
+                                        ? TruncatedWeight{sequence.correction, sequence.is_outside}
+                                        : Truncate(bounds, FiniteOrZero(exp_opposite));
+  GeneratorTerms terms;
+  terms.factor = Select(bounds.corrects, truncated.weight, 1.0f);
+  terms.sampling_ratio = Exp(token.logprob - token.generation);
+  terms.correction = kIsSequence ? 0.0f : token.weight * truncated.weight;
+  terms.outside = token.weight * truncated.is_outside;
+  terms.mult_prob_error = token.weight * Select(gap < 0.0f, exp_opposite, exp_gap);
+  terms.generation_kl = token.weight * KlEstimate(bounds.kl, -gap, opposite_line);
+  terms.policy_kl = token.weight * KlEstimate(bounds.kl, gap, line);
+  terms.js_divergence = token.weight * LogCoshHalf(gap, line, opposite_line);
   // The limit of x log x at 0, where the log-probability is -inf.
-  const float product = Select(sampling_ratio == 0.0f, 0.0f, sampling_ratio * token.logprob);
-  terms->approx_entropy = token.weight * -product;
+  const float product =
+      Select(terms.sampling_ratio == 0.0f, 0.0f, terms.sampling_ratio * token.logprob);
+  terms.approx_entropy = token.weight * -product;
+  return terms;
 }
 
 // What a token's advantage is multiplied by, and the derivative of that by its log-probability.
@@ -343,20 +360,16 @@ TANDEM_TOKEN_MATH SequenceTerms SequenceTermsOf(const PolicyLossBounds& bounds, 
   return {Exp(static_cast<float>(mean)), truncated.weight, truncated.is_outside, 0.0f};
 }
 
-// A token whose columns have gone through Counted. kHasReference: whether there is a KL. sequence:
-// looked at with kIsSequence alone.
+// Sums, extrema and gradients of a token whose generator terms are known. kHasReference: whether
+// there is a KL.
 template <bool kIsSequence, bool kHasReference>
-TANDEM_TOKEN_MATH TokenTerms PolicyTokenTerms(const PolicyLossBounds& bounds,
-                                              const PolicyToken& token,
-                                              const SequenceTerms& sequence) {
+TANDEM_TOKEN_MATH LossTerms LossTermsOf(const PolicyLossBounds& bounds, const PolicyToken& token,
+                                        const SequenceTerms& sequence, float correction,
+                                        float sampling_ratio) {
   const bool counts = token.weight > 0.0f;
-  TokenTerms terms;
+  LossTerms terms;
   const LogRatio d = LogRatioOf(bounds, token.logprob, token.prev);
   const float ratio = kIsSequence ? sequence.ratio : Exp(d.value);
-  const TruncatedWeight truncated =
-      kIsSequence ? TruncatedWeight{sequence.correction, sequence.is_outside}
-                  : Truncate(bounds, FiniteOrZero(Exp(token.prev - token.generation)));
-  const float correction = Select(bounds.corrects, truncated.weight, 1.0f);
   const Factor factor =
       kIsSequence ? Factor{ratio, 0.0f} : FactorOf(bounds.ratio, ratio, d.passes, token.logprob);
   const SurrogateTerms surrogate =
@@ -365,7 +378,6 @@ TANDEM_TOKEN_MATH TokenTerms PolicyTokenTerms(const PolicyLossBounds& bounds,
   const float slope = surrogate.by_factor * factor.by_logprob + surrogate.by_logprob;
   float gradient = token.share * (correction * slope);
   if (kIsSequence) gradient += sequence.gradient * d.passes;
-  const float sampling_ratio = Exp(token.logprob - token.generation);
 
   terms.kl_penalty = 0.0f;
   if (kHasReference) {
@@ -383,8 +395,10 @@ TANDEM_TOKEN_MATH TokenTerms PolicyTokenTerms(const PolicyLossBounds& bounds,
   terms.grad_entropy = Counted(-bounds.entropy_coef * token.share, counts);
 
   const float clamped = ClampTo(ratio, bounds.ratio_low, bounds.ratio_high);
-  const bool is_low = (ratio < bounds.ratio_low) & (bounds.is_cispo | (token.advantage < 0.0f));
-  const bool is_high = (ratio > bounds.ratio_high) & (bounds.is_cispo | (token.advantage > 0.0f));
+  const bool is_low =
+      (ratio < bounds.ratio_low) & (bounds.is_cispo | (token.advantage < 0.0f)) & counts;
+  const bool is_high =
+      (ratio > bounds.ratio_high) & (bounds.is_cispo | (token.advantage > 0.0f)) & counts;
   const bool is_dual = (ratio > bounds.dual) & (token.advantage < 0.0f);
   terms.entropy = token.weight * token.entropy;
   terms.ratio = Counted(token.weight * ratio, counts);
@@ -392,20 +406,28 @@ TANDEM_TOKEN_MATH TokenTerms PolicyTokenTerms(const PolicyLossBounds& bounds,
   terms.clip_low = Counted(token.weight, is_low);
   terms.clip_high = Counted(token.weight, is_high);
   terms.dual_clip = Counted(token.weight, is_dual);
-  terms.correction = kIsSequence ? 0.0f : token.weight * truncated.weight;
-  terms.outside = token.weight * truncated.is_outside;
   terms.clamped_log_ratios = d.is_clamped;
   terms.ratio_min = Select(counts, ratio, kMathInfinity);
   terms.ratio_max = Select(counts, ratio, -kMathInfinity);
   terms.ratio_clamped_min = Select(counts, clamped, kMathInfinity);
   terms.ratio_clamped_max = Select(counts, clamped, -kMathInfinity);
-  AddGeneratorTerms(bounds, token, sampling_ratio, &terms);
   return terms;
 }
 
 // Calls visit(metric, value) for each sum; extrema are not among them.
 template <typename Visit>
-TANDEM_TOKEN_MATH void VisitSums(const TokenTerms& terms, Visit&& visit) {
+TANDEM_TOKEN_MATH void VisitSums(const GeneratorTerms& terms, Visit&& visit) {
+  visit(kCorrection, terms.correction);
+  visit(kOutside, terms.outside);
+  visit(kMultProbError, terms.mult_prob_error);
+  visit(kGenerationKl, terms.generation_kl);
+  visit(kPolicyKl, terms.policy_kl);
+  visit(kJsDivergence, terms.js_divergence);
+  visit(kApproxEntropy, terms.approx_entropy);
+}
+
+template <typename Visit>
+TANDEM_TOKEN_MATH void VisitSums(const LossTerms& terms, Visit&& visit) {
   visit(kLoss, terms.loss);
   visit(kKlPenalty, terms.kl_penalty);
   visit(kNll, terms.nll);
@@ -415,13 +437,6 @@ TANDEM_TOKEN_MATH void VisitSums(const TokenTerms& terms, Visit&& visit) {
   visit(kClipLow, terms.clip_low);
   visit(kClipHigh, terms.clip_high);
   visit(kDualClip, terms.dual_clip);
-  visit(kCorrection, terms.correction);
-  visit(kOutside, terms.outside);
-  visit(kMultProbError, terms.mult_prob_error);
-  visit(kGenerationKl, terms.generation_kl);
-  visit(kPolicyKl, terms.policy_kl);
-  visit(kJsDivergence, terms.js_divergence);
-  visit(kApproxEntropy, terms.approx_entropy);
   visit(kClampedLogRatios, terms.clamped_log_ratios);
 }
 

@@ -89,6 +89,26 @@ def test_a_whole_graph_compiles_and_gives_the_same_numbers(rows: tuple[Tensor, T
     torch.testing.assert_close(leaf.grad, backward(logits, targets)[2])
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_whole_graph_with_the_sampler_s_cut_compiles(rows: tuple[Tensor, Tensor], dtype: torch.dtype) -> None:
+    require_native()
+    logits, targets = rows[0].to(dtype), rows[0].argmax(dim=1)
+
+    def loss(x: Tensor, t: Tensor) -> Tensor:
+        thresholds = native_logits_threshold(x, 40, 0.9, 0.7)
+        logprobs, entropy = native_token_logprobs(x * 1, t, 0.7, thresholds=thresholds, vocab_size=257)
+        return logprobs.sum() + 0.3 * entropy.sum()
+
+    gradients = []
+    for function in (torch.compile(loss, fullgraph=True), loss):
+        leaf = logits.clone().requires_grad_()
+        function(leaf, targets).backward()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+    assert torch.equal(*gradients)
+    assert (gradients[0] == 0).sum() > 9 * 200
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_results_are_bitwise_equal_on_one_and_two_threads(thread_count: None, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(5)

@@ -67,6 +67,11 @@ class BucketPlan:
         self._table = table if device.type == "cpu" else table.pin_memory().to(device, non_blocking=True)
 
     @property
+    def sources(self) -> Sequence[Tensor]:
+        """What is copied, without gradient."""
+        return self._tensors[0]
+
+    @property
     def bytes_moved(self) -> int:
         """Bytes that one run reads and writes."""
         return sum(tensor.nbytes for tensors in self._tensors for tensor in tensors)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from rl.ops.logprobs import token_logprobs
-from tools.bench import limits, report
+from tools.bench import liger, limits, report
 from tools.bench.rounds import OURS, Case, Contender
 
 EAGER = "torch eager"
+LIGER = "Liger-Kernel"
 IN_CACHE = "our passes in the cache"
 _CACHE_BYTES = 2**19  # of a core's second cache
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -76,6 +77,9 @@ class Bench:
         if self.with_compile:
             torch.compiler.reset()
             ways["torch.compile"] = torch.compile(eager_logprobs, dynamic=False)
+        found = liger.cross_entropy() if is_backward and self.device.type == "cuda" else None
+        if found is not None:
+            ways[LIGER] = found
         contenders = [make(name, way) for name, way in ways.items()]
         rows, vocab = self.original.shape
         return Case(
@@ -95,8 +99,9 @@ class Bench:
         return Contender(name, run, is_optional=name == "torch.compile")
 
     def forward_backward(self, name: str, way: Callable[[Tensor, Tensor], Tensor]) -> Contender:
-        """Return a contender that gives the gradient of the logits too; ours writes it over them."""
-        logits = self.scratch if name == OURS else self.original
+        """Return a contender that gives the gradient of the logits too; ours and Liger's write it over them."""
+        is_in_place = name in (OURS, LIGER)
+        logits = self.scratch if is_in_place else self.original
 
         def run() -> Sequence[Tensor]:
             leaf = logits.detach().requires_grad_()
@@ -108,8 +113,8 @@ class Bench:
         def restore() -> None:
             self.scratch.copy_(self.original)
 
-        prepare = restore if name == OURS else (lambda: None)
-        return Contender(name, run, prepare, is_optional=name == "torch.compile")
+        prepare = restore if is_in_place else (lambda: None)
+        return Contender(name, run, prepare, is_optional=name in ("torch.compile", LIGER))
 
     def bounds(self, is_backward: bool) -> list[Contender]:
         """Return the machine's limits."""

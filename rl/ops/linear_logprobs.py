@@ -126,6 +126,7 @@ def linear_token_logprobs(
     *,
     impl: LogprobImpl = "native",
     plan: LinearPlan = _DEFAULT_PLAN,
+    grad_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(hidden weight^T / temperature) at the targets, and the entropies of the rows.
 
@@ -139,25 +140,34 @@ def linear_token_logprobs(
         impl: native | torch. The torch path is the plain reference; it takes chunks too, and makes their logits again
             in the backward.
         plan: how rows are walked.
+        grad_weight: [V, H] float32 to which the backward adds the gradient of the weight, for instance the weight's own
+            `grad`; autograd then has none for it, and no second [V, H] exists. Native alone; under torch.compile it is
+            left alone, and autograd has the gradient.
 
     Returns:
         logprobs [N], entropy [N]: float32 (float64 when the torch path gets float64).
 
     Raises:
-        ConfigError: impl is not known.
+        ConfigError: impl is not known, or cannot take grad_weight.
         FatalError: the native library is missing.
         RuntimeError: an argument has the wrong shape, dtype, device or layout; the message names it.
     """
-    if impl == "torch":
+    if impl == "torch" and grad_weight is None:
         return _torch_linear_logprobs(hidden, weight, targets, temperature, plan)
+    if impl == "torch":
+        raise ConfigError("policy.logprob_impl='torch' cannot add to grad_weight; use native, or leave it out")
     if impl != "native":
         raise ConfigError(f"policy.logprob_impl={impl!r} is unknown; use native or torch")
+    numbers = (temperature, plan.vocab_size, *plan.arguments(hidden, weight))
     if not torch.compiler.is_compiling():
         require_native()
+        if grad_weight is not None:
+            logprobs, entropy = _IntoBuffer.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                hidden, weight, targets, numbers, (grad_weight,)
+            )
+            return logprobs, entropy
     with _exact_bfloat16_products(hidden):
-        logprobs, entropy, _ = torch.ops.tandem.linear_logprobs_fwd(
-            hidden, weight, targets, temperature, plan.vocab_size, *plan.arguments(hidden, weight)
-        )
+        logprobs, entropy, _ = torch.ops.tandem.linear_logprobs_fwd(hidden, weight, targets, *numbers)
     return logprobs, entropy
 
 
@@ -254,6 +264,39 @@ def _policy_arguments(
     offsets = (row_offsets, host_row_offsets)
     numbers = (params.kinds(), params.numbers())
     return targets, temperature, plan.vocab_size, *columns, *offsets, *numbers, *plan.arguments(hidden, weight)
+
+
+class _IntoBuffer(torch.autograd.Function):
+    """Log-probabilities whose backward adds the weight's gradient to a buffer instead of handing it out."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        numbers: tuple[Any, ...],
+        buffer: tuple[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        with _exact_bfloat16_products(hidden):
+            logprobs, entropy, lse = torch.ops.tandem.linear_logprobs_fwd(hidden, weight, targets, *numbers)
+        ctx.save_for_backward(hidden, weight, targets, lse, entropy)
+        ctx.set_materialize_grads(False)
+        ctx.numbers, ctx.buffer = numbers, buffer
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad_logprobs is None and grad_entropy is None:
+            return None, None, None, None, None
+        hidden, *saved = ctx.saved_tensors
+        upstream = dense_gradient(grad_logprobs), dense_gradient(grad_entropy)
+        with _exact_bfloat16_products(hidden):
+            grad_hidden = torch.ops.tandem.linear_logprobs_bwd_(
+                hidden, *saved, *upstream, *ctx.numbers, *ctx.buffer, True
+            )
+        return grad_hidden, None, None, None, None
 
 
 class _OnePass(torch.autograd.Function):

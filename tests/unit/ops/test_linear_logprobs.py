@@ -197,6 +197,27 @@ def test_one_pass_equals_two_passes(dtype: torch.dtype, is_shared: bool) -> None
             assert_near(got, exact, GRADIENT_ERROR[dtype])
 
 
+@pytest.mark.parametrize("is_body_frozen", [False, True])
+def test_a_backward_may_add_the_weights_gradient_to_a_buffer(is_body_frozen: bool) -> None:
+    hidden, weight, targets = make_layer(torch.float32)
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    want_values = linear_token_logprobs(hidden, weight, targets, 0.8)
+    want = torch.autograd.grad(want_values[0].sum(), (hidden, weight))
+    weight.grad = torch.full_like(weight, 0.5)
+    states = hidden.detach() if is_body_frozen else hidden
+    logprobs, entropy = linear_token_logprobs(states, weight, targets, 0.8, grad_weight=weight.grad)
+    assert torch.equal(logprobs, want_values[0])
+    assert torch.equal(entropy, want_values[1])
+    torch.autograd.backward(logprobs.sum())
+    torch.testing.assert_close(weight.grad - 0.5, want[1], atol=1e-6, rtol=1e-6)
+    if not is_body_frozen:
+        assert hidden.grad is not None
+        assert torch.equal(hidden.grad, want[0])
+    with pytest.raises(ConfigError, match="grad_weight"):
+        linear_token_logprobs(hidden, weight, targets, 0.8, impl="torch", grad_weight=weight.grad)
+
+
 def test_one_pass_adds_to_the_weights_gradient() -> None:
     hidden, weight, targets = make_layer(torch.float32)
     tokens = make_tokens(hidden.shape[0])
@@ -214,9 +235,9 @@ def test_a_graph_of_one_pass_is_walked_once() -> None:
     hidden, weight, targets = make_layer(torch.float32)
     hidden.requires_grad_()
     result = linear_policy_loss(hidden, weight, targets, 0.8, make_tokens(hidden.shape[0]), PARAMS)
-    result.loss.backward(retain_graph=True)
+    torch.autograd.backward(result.loss, retain_graph=True)
     with pytest.raises(FatalError, match="has been walked"):
-        result.loss.backward()
+        torch.autograd.backward(result.loss)
 
 
 def test_all_masked_gives_zero_gradients() -> None:

@@ -100,7 +100,8 @@ def minimal_loss(logprobs: Tensor, entropy: Tensor, tokens: Tokens) -> Tensor:
     surrogate = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(1 - CLIP, 1 + CLIP))
     correction = (tokens.prev_logprobs - tokens.generation_logprobs).exp().clamp(max=TRUNCATION)
     distance = (tokens.reference_logprobs - logprobs).clamp(-20, 20)
-    kl = (torch.expm1(distance) - distance).clamp(-10, 10)
+    # The weight is 1; its gradient is that of the distribution that is sampled from.
+    kl = ((logprobs - logprobs.detach()).exp() * (torch.expm1(distance) - distance)).clamp(-10, 10)
     return (tokens.weights * (correction * surrogate + KL_COEF * kl - ENTROPY_COEF * entropy)).sum()
 
 

@@ -137,6 +137,7 @@ def _interleave(
     for number in range(effort.rounds):
         if number >= effort.least and time.perf_counter() - start > effort.seconds:
             break
+        gc.collect()
         shift = number % len(contenders)
         for contender in (*contenders[shift:], *contenders[:shift]):
             contender.prepare()
@@ -145,7 +146,6 @@ def _interleave(
 
 
 def _time(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    gc.collect()
     gc.disable()
     try:
         _synchronize(device)

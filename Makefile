@@ -1,5 +1,5 @@
 # Shortcuts. Each prints the command that it stands for, so that Bazel and pytest stay in sight.
-.PHONY: fmt lint types unit integration parity docs demo
+.PHONY: fmt lint types unit integration parity gpu bench docs demo
 
 fmt:
 	tools/lint --fix ruff clang_format buildifier build_files
@@ -13,6 +13,10 @@ integration:
 	./tools/bazel test //tests/integration/... //tests/engine/... //tests/learning/...
 parity:
 	./tools/bazel test //tests/unit/ops/... //tests/engine/... //csrc/...
+gpu:
+	tools/gpu_check
+bench:
+	for name in logprob policy_loss linear_loss pack; do tools/python tools/bench/bench_$$name.py || exit 1; done
 docs:
 	tools/python tools/docs.py
 demo:

@@ -86,7 +86,7 @@ def test_operators_and_cuda_kernels_go_where_the_one_finds_the_other() -> None:
     rule = (ROOT / "tools/wheel/BUILD.bazel").read_text()
     places = dict(re.findall(r'"(//csrc/[^"]+)": "([^"]+)"', rule))
     assert places == {"//csrc/bindings:loss_ops": "rl/_native", "//csrc/cuda:tandem_cuda": "rl/_native"}
-    assert re.search(r'"//third_party/cuda:enabled": dict\(_DATA, \*\*_CUDA_DATA\)', rule)
+    assert re.search(r'"//third_party/cuda:enabled": dict\(_DATA\.items\(\) \+ _CUDA_DATA\.items\(\)\)', rule)
 
 
 def test_the_record_names_every_file_with_its_hash_and_size(archive: zipfile.ZipFile) -> None:

@@ -61,9 +61,7 @@ std::string BlockRunner::Run(const LaunchConfig& config, const Schedule& schedul
   SwitchFiber(&main_, &threads_[running_].fiber);
   current_runner = outer;
 
-  if (failure_.empty() && num_live_ > 0) {
-    Fail("deadlock: no thread can go on");
-  }
+  if (failure_.empty() && num_live_ > 0) FailDeadlock();
   if (std::string array = shared_.FindOverrun(); failure_.empty() && !array.empty()) {
     failure_ = "shared memory: something was written outside of " + array;
   }
@@ -137,7 +135,7 @@ void BlockRunner::Exit() {
   warp.live &= ~(1u << LaneId());
   for (uint32_t left = warp.waiting; left != 0 && failure_.empty(); left &= left - 1) {
     const int lane = std::countr_zero(left);
-    if (warp.waiting >> lane & 1) CompleteWarp(w, threads_[w * kWarp + lane].arrival.mask);
+    if (warp.waiting >> lane & 1) CompleteWarp(w * kWarp + lane);
   }
   CompleteBarrier();
   Suspend(true);
@@ -181,13 +179,15 @@ uint64_t BlockRunner::ArriveAtWarp(const WarpArrival& arrival) {
   if ((arrival.mask >> LaneId() & 1) == 0) {
     Fail(Format("mask: lane %d is not in the mask that it names", LaneId()), w);
   } else {
-    CompleteWarp(w, arrival.mask);
+    CompleteWarp(running_);
   }
   Suspend(false);
   return self.result;
 }
 
-void BlockRunner::CompleteWarp(int w, uint32_t mask) {
+void BlockRunner::CompleteWarp(int thread) {
+  const int w = thread / kWarp;
+  const uint32_t mask = threads_[thread].arrival.mask;
   Warp& warp = warps_[w];
   const uint32_t gone = mask & warp.born & ~warp.live;
   if (schedule_.is_strict && gone != 0) {
@@ -196,29 +196,49 @@ void BlockRunner::CompleteWarp(int w, uint32_t mask) {
                 w);
   }
   const uint32_t group = mask & warp.live;
-  if ((group & ~warp.waiting) != 0 || !IsUniform(w, group)) return;
+  if ((group & ~warp.waiting) != 0 || !IsTogether(thread, group)) return;
   Deliver(w, group);
-  if (threads_[running_].arrival.operation == WarpOperation::kSync) watch_.OnWarpSync(w, group);
+  if (threads_[thread].arrival.operation == WarpOperation::kSync) watch_.OnWarpSync(w, group);
   warp.waiting &= ~group;
   for (uint32_t left = group; left != 0; left &= left - 1) {
     MakeReady(w * kWarp + std::countr_zero(left));
   }
 }
 
-bool BlockRunner::IsUniform(int w, uint32_t group) {
-  const Thread& first = threads_[w * kWarp + std::countr_zero(group)];
+bool BlockRunner::IsTogether(int thread, uint32_t group) {
+  const WarpArrival& own = threads_[thread].arrival;
   for (uint32_t left = group; left != 0; left &= left - 1) {
-    const Thread& other = threads_[w * kWarp + std::countr_zero(left)];
-    if (!IsSamePlace(first.arrival.where, other.arrival.where)) {
-      Fail("divergence: the lanes of a mask wait at different warp intrinsics", w);
-      return false;
-    }
-    if (first.arrival.mask != other.arrival.mask) {
-      Fail("mask: the lanes of a warp intrinsic name different masks", w);
-      return false;
-    }
+    const int lane = std::countr_zero(left);
+    const WarpArrival& other = threads_[thread / kWarp * kWarp + lane].arrival;
+    // It may come to this mask after its own.
+    if (other.mask != own.mask) return false;
+    if (IsSamePlace(own.where, other.where)) continue;
+    Fail("divergence: the lanes of a mask wait at different warp intrinsics", thread / kWarp);
+    return false;
   }
   return true;
+}
+
+bool BlockRunner::HaveCrossedMasks(int w) const {
+  const Thread* lanes = &threads_[w * kWarp];
+  for (uint32_t left = warps_[w].waiting; left != 0; left &= left - 1) {
+    const int a = std::countr_zero(left);
+    const uint32_t mask = lanes[a].arrival.mask;
+    for (uint32_t others = warps_[w].waiting & mask; others != 0; others &= others - 1) {
+      const uint32_t other_mask = lanes[std::countr_zero(others)].arrival.mask;
+      if (other_mask != mask && (other_mask >> a & 1) != 0) return true;
+    }
+  }
+  return false;
+}
+
+void BlockRunner::FailDeadlock() {
+  for (int w = 0; w * kWarp < num_threads_; ++w) {
+    if (HaveCrossedMasks(w)) {
+      return Fail("mask: lanes that wait for each other name different masks", w);
+    }
+  }
+  Fail("deadlock: no thread can go on");
 }
 
 void BlockRunner::Deliver(int w, uint32_t group) {

@@ -84,8 +84,10 @@ class BlockRunner {
   void Suspend(bool is_last);  // lets others run
   void Exit();
   void CompleteBarrier();
-  void CompleteWarp(int warp, uint32_t mask);
-  bool IsUniform(int warp, uint32_t group);
+  void CompleteWarp(int thread);  // whose mask may be all there now
+  bool IsTogether(int thread, uint32_t group);
+  bool HaveCrossedMasks(int warp) const;
+  void FailDeadlock();
   void Deliver(int warp, uint32_t group);
   void Fail(const std::string& message, int warp = -1);  // which says what threads wait at
   void FailAccess(const Finding& finding, Access access);

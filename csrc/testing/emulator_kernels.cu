@@ -117,6 +117,26 @@ SIMT_KERNEL(kMaxThreads) WarpPrefixKernel(int* out) {
   out[i] = values[i];
 }
 
+// Lane 0 writes; its half sees that after the half's barrier, the other half after one more, of two
+// lanes that stand for their halves, and its own.
+SIMT_KERNEL(kWarp) HalvesThenWarpKernel(int* out) {
+  SIMT_SHARED(int, value, 1);
+  const int lane = static_cast<int>(threadIdx.x);
+  const bool is_low = lane < 16;
+  if (lane == 0) value[0] = 7;
+  if (is_low) {
+    __syncwarp(0x0000FFFFu);
+    out[lane] = value[0];
+  }
+  if (lane == 15 || lane == 16) __syncwarp(0x00018000u);
+  if (!is_low) {
+    __syncwarp(0xFFFF0000u);
+    out[lane] = value[0];
+  }
+  __syncwarp();
+  if (lane == 31) value[0] = 8;
+}
+
 template <typename T>
 SIMT_KERNEL(kWarp)
 TypeKernel(T* out) {
@@ -167,6 +187,11 @@ Status Atomics(int threads, int32_t* signed_out, uint32_t* out) {
 Status NestedBarriers(int blocks, int threads, int rounds, const float* x, int64_t n, float* out) {
   SIMT_LAUNCH(NestedBarriersKernel, blocks, threads, threads * sizeof(float), nullptr, rounds, x, n,
               out);
+  return OkStatus();
+}
+
+Status HalvesThenWarp(int* out) {
+  SIMT_LAUNCH(HalvesThenWarpKernel, 1, kWarp, 0, nullptr, out);
   return OkStatus();
 }
 

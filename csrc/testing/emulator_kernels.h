@@ -28,6 +28,8 @@ Status Atomics(int threads, int32_t* signed_out, uint32_t* out);
 // out[b] = sum of x[0 ... n - 1] times b + 1, by static and dynamic shared memory, in `rounds`
 // rounds with barriers in nested loops.
 Status NestedBarriers(int blocks, int threads, int rounds, const float* x, int64_t n, float* out);
+Status HalvesThenWarp(
+    int* out);  // reads ordered by the masks of halves, and by their union after them
 Status WarpPrefix(int warps, int* out);           // prefix sums over __syncwarp and shared memory
 Status TwoTypes(float* floats, double* doubles);  // one template's static array per instance
 
@@ -46,6 +48,7 @@ enum class Fault {
   kUninitialisedDynamic,
   kRaceBetweenWarps,
   kRaceInWarp,
+  kRaceBetweenHalves,
   kWriteAfterRead,
   kOverrunStatic,
   kUnderrunDynamic,

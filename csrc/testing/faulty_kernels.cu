@@ -95,6 +95,14 @@ SIMT_KERNEL(kThreads) RaceInWarp(float* out) {
   out[threadIdx.x] = values[threadIdx.x ^ 1];
 }
 
+// The barrier of each half orders nothing between them.
+SIMT_KERNEL(kThreads) RaceBetweenHalves(float* out) {
+  SIMT_SHARED(float, values, kThreads);
+  values[threadIdx.x] = 1.0f;
+  __syncwarp(threadIdx.x % 32 < 16 ? 0x0000FFFFu : 0xFFFF0000u);
+  out[threadIdx.x] = values[threadIdx.x ^ 16];
+}
+
 SIMT_KERNEL(kThreads) WriteAfterRead(float* out) {
   SIMT_SHARED(float, values, kThreads);
   values[threadIdx.x] = 1.0f;
@@ -152,6 +160,8 @@ Kernel KernelOf(Fault fault) {
       return RaceBetweenWarps;
     case Fault::kRaceInWarp:
       return RaceInWarp;
+    case Fault::kRaceBetweenHalves:
+      return RaceBetweenHalves;
     case Fault::kWriteAfterRead:
       return WriteAfterRead;
     case Fault::kTooMuchStatic:

@@ -176,6 +176,13 @@ TEST(SimtEmulator, SyncwarpOrdersTheSharedMemoryOfAWarp) {
   }
 }
 
+TEST(SimtEmulator, SyncwarpsOfPartsOrderWhatTheirLanesHaveInCommon) {
+  std::vector<int> out(32);
+  const Status status = HalvesThenWarp(out.data());
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(out, std::vector<int>(32, 7));
+}
+
 TEST(SimtEmulator, InstancesOfATemplateHaveTheirOwnSharedArrays) {
   std::vector<float> floats(32);
   std::vector<double> doubles(32);
@@ -297,6 +304,8 @@ TEST_P(Reports, UninitialisedSharedMemory) {
 TEST_P(Reports, RacesWhateverTheOrder) {
   ExpectReport({Fault::kRaceBetweenWarps, {"race", "of values, which thread"}});
   ExpectReport({Fault::kRaceInWarp, {"race", "of values, which thread"}});
+  // The one half may read before the other has written at all.
+  ExpectReport({Fault::kRaceBetweenHalves, {"of values, which"}});
   ExpectReport({Fault::kWriteAfterRead, {"race", "of values, which thread"}});
 }
 

@@ -99,7 +99,7 @@ SIMT_DEVICE tandem::Float16 Narrow<tandem::Float16>(float value) {
 #endif
 
 // The larger of both; NaN where x is NaN (fmaxf would give `bound`).
-SIMT_DEVICE float AtLeast(float x, float bound) {
+SIMT_DEVICE float MaxOrNaN(float x, float bound) {
 #ifdef __CUDA_ARCH__
   float result;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(bound));

@@ -53,7 +53,7 @@ SIMT_DEVICE GradientLine MakeLine(const Rows<T>& rows, const TokenLogprobGradien
 template <bool kHasThreshold>
 SIMT_DEVICE float GradientOf(float x, const GradientLine& line) {
   if constexpr (kHasThreshold) x = Cut(x, line.threshold);
-  const float d = simt::AtLeast((x - line.lse) * line.scale, kExp2Floor);
+  const float d = simt::MaxOrNaN((x - line.lse) * line.scale, kExp2Floor);
   return -simt::Exp2(d) * (line.base + line.slope * d);
 }
 

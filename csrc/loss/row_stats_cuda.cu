@@ -33,7 +33,7 @@ struct Sums {
 
 // Moves sums to the larger maximum `max`: each d grows by delta.
 SIMT_DEVICE void Rescale(float max, float scale, Sums* sums) {
-  const float delta = simt::AtLeast((sums->max - max) * scale, kExp2Floor);
+  const float delta = simt::MaxOrNaN((sums->max - max) * scale, kExp2Floor);
   const float factor = simt::Exp2(delta);
   sums->shifted = (sums->shifted + delta * sums->sum) * factor;
   sums->sum *= factor;
@@ -61,7 +61,7 @@ SIMT_DEVICE void AddTile(const Tile<T>& tile, float scale, float threshold, Sums
     float shifted = 0.0f;
     SIMT_UNROLL
     for (int lane = 0; lane < kLanes; ++lane) {
-      const float d = simt::AtLeast((x[group][lane] - max) * scale, kExp2Floor);
+      const float d = simt::MaxOrNaN((x[group][lane] - max) * scale, kExp2Floor);
       const float e = simt::Exp2(d);
       sum += e;
       shifted += d * e;
@@ -138,7 +138,7 @@ SIMT_DEVICE Sums MergeShards(const ShardStats& stats, int64_t i) {
   for (int64_t r = 0; r < stats.num_shards; ++r) {
     const int64_t at = r * stats.shard_stride + i;
     const float sum = stats.sum[at];
-    const float delta = simt::AtLeast(stats.max[at] - base, kExp2Floor);
+    const float delta = simt::MaxOrNaN(stats.max[at] - base, kExp2Floor);
     const float factor = simt::Exp2(delta * kLog2E);
     total.sum += sum * factor;
     total.shifted += (stats.shifted[at] + delta * sum) * factor;

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ from tools.gpu.toolchain import Toolchain, find_toolchain
 # Seconds kept for the parts that follow, while one runs.
 _BENCH_FLOOR_S = 120.0
 _REPORT_S = 5.0
+# What a part needs to be worth its start, and may take beyond its time before it is ended.
+_LEAST_S = 10.0
+_GRACE_S = 30.0
 
 
 class Budget:
@@ -96,23 +100,29 @@ def why_not_run(compile_only: bool, missing: str) -> str:
 def run_parts(budget: Budget) -> dict[str, Any]:
     """Run parity, benchmarks and the memory checker; each in a process of its own, so that a fault ends only it."""
     parity = run_part("parity", budget.left - _BENCH_FLOOR_S, budget)
-    benches = run_part("benches", budget.left, budget)
+    benches = run_part("benches", budget.left - _GRACE_S, budget)
     sanitizer = run_sanitizer(budget)
     return {"parity": parity, "benches": benches, "sanitizer": sanitizer}
 
 
 def run_part(part: str, seconds: float, budget: Budget) -> list[dict[str, Any]]:
     """Run one part and return its rows, those before a fault too."""
-    if not budget.fits(part, 10.0) or seconds < 10.0:
+    if seconds < _LEAST_S:
+        budget.skipped.append(part)
         return []
     command = [sys.executable, "-m", "tools.gpu.part", part, str(seconds)]
     rows = []
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env=child_environment()) as process:
+        # A kernel that never ends must not take the report with it.
+        watchdog = threading.Timer(max(1.0, min(seconds + _GRACE_S, budget.left)), process.kill)
+        watchdog.start()
         assert process.stdout is not None
         for line in process.stdout:
             row = json.loads(line)
             say(describe_row(row))
             rows.append({key: value for key, value in row.items() if key != "text"})
+        process.wait()
+        watchdog.cancel()
     if process.returncode != 0:
         rows.append({"name": f"{part}: the process ended with status {process.returncode}", "ok": False})
     budget.skipped += [row["name"] for row in rows if row.get("skipped")]

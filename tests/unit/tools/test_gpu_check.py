@@ -97,6 +97,20 @@ def test_a_part_that_does_not_fit_is_named() -> None:
     assert budget.skipped == ["large"]
 
 
+def test_a_part_reports_its_rows_and_how_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    script = tmp_path / "python"
+    row = json.dumps({"name": "a", "ok": True, "text": "a table"})
+    left_out = json.dumps({"name": "b", "skipped": True})
+    script.write_text(f"#!/bin/sh\necho '{row}'\necho '{left_out}'\nexit 3\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(check.sys, "executable", str(script))
+    budget = Budget(100.0)
+    rows = check.run_part("parity", 50.0, budget)
+    assert rows == [{"name": "a", "ok": True}, {"name": "parity: the process ended with status 3", "ok": False}]
+    assert check.run_part("benches", 5.0, budget) == []
+    assert budget.skipped == ["b", "benches"]
+
+
 def test_checks_become_rows_whether_they_pass_fail_or_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Result:
         raise RuntimeError("an illegal memory access")

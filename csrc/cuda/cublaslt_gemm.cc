@@ -3,6 +3,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <map>
 #include <memory>
@@ -52,6 +53,12 @@ using Operation = Descriptor<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Descriptor<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Descriptor<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
+// One row has no stride, whatever the view says; cuBLASLt looks at it anyway.
+template <typename View>
+int64_t LeadingDimension(const View& view) {
+  return view.rows <= 1 ? std::max(view.row_stride, view.cols) : view.row_stride;
+}
+
 // A product of row-major matrices, seen column by column: c^T = op(b)^T op(a)^T, so cuBLASLt's
 // first operand is our b. Built per call: host work of about a microsecond.
 struct Problem {
@@ -70,11 +77,11 @@ Status Build(const ConstMatrixView& a, bool transpose_a, const ConstMatrixView& 
   TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatmulDescSetAttribute(
       problem->operation.handle, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second)));
   TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(
-      &problem->first.handle, DataType(b.dtype), b.cols, b.rows, b.row_stride));
+      &problem->first.handle, DataType(b.dtype), b.cols, b.rows, LeadingDimension(b)));
   TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(
-      &problem->second.handle, DataType(a.dtype), a.cols, a.rows, a.row_stride));
+      &problem->second.handle, DataType(a.dtype), a.cols, a.rows, LeadingDimension(a)));
   TANDEM_RETURN_IF_CUBLAS_ERROR(cublasLtMatrixLayoutCreate(
-      &problem->result.handle, DataType(c.dtype), c.cols, c.rows, c.row_stride));
+      &problem->result.handle, DataType(c.dtype), c.cols, c.rows, LeadingDimension(c)));
   return OkStatus();
 }
 

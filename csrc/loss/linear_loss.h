@@ -78,7 +78,8 @@ struct LinearPolicyTokens {
   const int64_t* host_row_offsets = nullptr;
 };
 
-// logprobs, lse and entropy [N] are written too where they are wanted (not null); metrics [kNumPolicyMetrics] are overwritten.
+// logprobs, lse and entropy [N] are written too where they are wanted (not null); metrics
+// [kNumPolicyMetrics] are overwritten.
 Status LinearPolicyLoss(const LinearRows& rows, const PolicyLossParams& params,
                         const LinearPolicyTokens& tokens, const TokenLogprobs& out,
                         const LinearGradients& gradients, double* metrics, const LinearPlan& plan,

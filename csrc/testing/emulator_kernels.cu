@@ -137,6 +137,20 @@ SIMT_KERNEL(kWarp) HalvesThenWarpKernel(int* out) {
   if (lane == 31) value[0] = 8;
 }
 
+// The barrier of a half orders what its lanes have read before what one of them writes.
+SIMT_KERNEL(kWarp) HalfAfterReadsKernel(int* out) {
+  SIMT_SHARED(int, value, 1);
+  const int lane = static_cast<int>(threadIdx.x);
+  if (lane == 0) value[0] = 3;
+  __syncwarp();
+  if (lane >= 16) return;
+  out[lane] = value[0];
+  __syncwarp(0x0000FFFFu);
+  if (lane == 5) value[0] = 4;
+  __syncwarp(0x0000FFFFu);
+  out[lane] += value[0];
+}
+
 template <typename T>
 SIMT_KERNEL(kWarp)
 TypeKernel(T* out) {
@@ -192,6 +206,11 @@ Status NestedBarriers(int blocks, int threads, int rounds, const float* x, int64
 
 Status HalvesThenWarp(int* out) {
   SIMT_LAUNCH(HalvesThenWarpKernel, 1, kWarp, 0, nullptr, out);
+  return OkStatus();
+}
+
+Status HalfAfterReads(int* out) {
+  SIMT_LAUNCH(HalfAfterReadsKernel, 1, kWarp, 0, nullptr, out);
   return OkStatus();
 }
 

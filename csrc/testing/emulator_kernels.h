@@ -30,6 +30,7 @@ Status Atomics(int threads, int32_t* signed_out, uint32_t* out);
 Status NestedBarriers(int blocks, int threads, int rounds, const float* x, int64_t n, float* out);
 Status HalvesThenWarp(
     int* out);  // reads ordered by the masks of halves, and by their union after them
+Status HalfAfterReads(int* out);                  // a half's barrier orders a write after its reads
 Status WarpPrefix(int warps, int* out);           // prefix sums over __syncwarp and shared memory
 Status TwoTypes(float* floats, double* doubles);  // one template's static array per instance
 
@@ -49,6 +50,7 @@ enum class Fault {
   kRaceBetweenWarps,
   kRaceInWarp,
   kRaceBetweenHalves,
+  kRaceWithAtomics,
   kWriteAfterRead,
   kOverrunStatic,
   kUnderrunDynamic,

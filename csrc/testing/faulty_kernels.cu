@@ -103,6 +103,15 @@ SIMT_KERNEL(kThreads) RaceBetweenHalves(float* out) {
   out[threadIdx.x] = values[threadIdx.x ^ 16];
 }
 
+// The last thread knows of its own atomic, and of nobody else's.
+SIMT_KERNEL(kThreads) RaceWithAtomics(float* out) {
+  SIMT_SHARED(int, values, 1);
+  if (threadIdx.x == 0) values[0] = 0;
+  __syncthreads();
+  atomicAdd(&values[0], 1);
+  if (threadIdx.x == kThreads - 1) out[0] = static_cast<float>(values[0]);
+}
+
 SIMT_KERNEL(kThreads) WriteAfterRead(float* out) {
   SIMT_SHARED(float, values, kThreads);
   values[threadIdx.x] = 1.0f;
@@ -162,6 +171,8 @@ Kernel KernelOf(Fault fault) {
       return RaceInWarp;
     case Fault::kRaceBetweenHalves:
       return RaceBetweenHalves;
+    case Fault::kRaceWithAtomics:
+      return RaceWithAtomics;
     case Fault::kWriteAfterRead:
       return WriteAfterRead;
     case Fault::kTooMuchStatic:

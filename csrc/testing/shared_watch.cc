@@ -1,6 +1,7 @@
 #include "csrc/testing/shared_watch.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace simt::emulator {
 
@@ -20,54 +21,50 @@ void SharedWatch::OnWarpSync(int warp, uint32_t lanes) {
   ++clock.now;
 }
 
-bool SharedWatch::IsOrdered(int before, uint32_t time, int now) const {
-  if (before == now) return true;
-  if (before / kWarp != now / kWarp) return false;
-  return clocks_[now / kWarp].seen[now % kWarp][before % kWarp] >= time;
+int SharedWatch::Users::Single() const {
+  return std::has_single_bit(lanes) && warp != kSeveralWarps
+             ? warp * kWarp + std::countr_zero(lanes)
+             : -1;
 }
 
-bool SharedWatch::AreReadersOrdered(const Cell& cell, int now) const {
-  if (cell.reader >= 0) return IsOrdered(cell.reader, cell.read_time, now);
-  const int warp = now / kWarp;
-  if (cell.reader != kSeveralLanes - warp) return false;
-  const auto& seen = clocks_[warp].seen[now % kWarp];
-  return *std::min_element(seen.begin(), seen.end()) >= cell.read_time;
-}
-
-void SharedWatch::RecordRead(int thread, Cell* cell) const {
-  const int warp = thread / kWarp;
-  // What came before this read comes before all that this read comes before.
-  if (cell->read_epoch != epoch_ || AreReadersOrdered(*cell, thread)) {
-    cell->reader = static_cast<int16_t>(thread);
-  } else if (cell->reader >= 0) {
-    const bool is_same_warp = cell->reader / kWarp == warp;
-    cell->reader = static_cast<int16_t>(is_same_warp ? kSeveralLanes - warp : kSeveralWarps);
-  } else if (cell->reader != kSeveralLanes - warp) {
-    cell->reader = kSeveralWarps;
+bool SharedWatch::IsOrdered(const Users& before, int now) const {
+  if (before.warp != now / kWarp) return false;
+  const auto& seen = clocks_[now / kWarp].seen[now % kWarp];
+  for (uint32_t others = before.lanes & ~(1u << now % kWarp); others != 0; others &= others - 1) {
+    if (seen[std::countr_zero(others)] < before.time) return false;
   }
-  cell->read_epoch = epoch_;
-  cell->read_time = clocks_[warp].now;
+  return true;
+}
+
+void SharedWatch::Add(int thread, Users* users) const {
+  const auto warp = static_cast<int16_t>(thread / kWarp);
+  const uint32_t lane = 1u << thread % kWarp;
+  // Whom this thread comes after need not be kept: what comes after it comes after them.
+  if (users->epoch != epoch_ || IsOrdered(*users, thread)) {
+    *users = {epoch_, 0, lane, warp};
+  } else {
+    users->lanes |= lane;
+    if (users->warp != warp) users->warp = kSeveralWarps;
+  }
+  users->time = clocks_[warp].now;
 }
 
 Finding SharedWatch::OnByte(int thread, Cell* cell, Access access) const {
-  if (access != Access::kWrite && cell->write_epoch < block_start_) {
+  if (access != Access::kWrite && cell->writers.epoch < block_start_) {
     return {Finding::kUninitialised};
   }
   const bool are_atomic = access == Access::kAtomic && cell->is_atomic;
-  if (cell->write_epoch == epoch_ && !are_atomic &&
-      !IsOrdered(cell->writer, cell->write_time, thread)) {
-    return {Finding::kRace, 0, cell->writer, true};
+  if (cell->writers.epoch == epoch_ && !are_atomic && !IsOrdered(cell->writers, thread)) {
+    return {Finding::kRace, 0, cell->writers.Single(), true};
   }
   if (access == Access::kRead) {
-    RecordRead(thread, cell);
+    Add(thread, &cell->readers);
     return {};
   }
-  if (cell->read_epoch == epoch_ && !AreReadersOrdered(*cell, thread)) {
-    return {Finding::kRace, 0, cell->reader < 0 ? -1 : cell->reader, false};
+  if (cell->readers.epoch == epoch_ && !IsOrdered(cell->readers, thread)) {
+    return {Finding::kRace, 0, cell->readers.Single(), false};
   }
-  cell->write_epoch = epoch_;
-  cell->write_time = clocks_[thread / kWarp].now;
-  cell->writer = static_cast<int16_t>(thread);
+  Add(thread, &cell->writers);
   cell->is_atomic = access == Access::kAtomic;
   return {};
 }

@@ -36,22 +36,26 @@ class SharedWatch {
   static constexpr int kWarp = 32;
   static constexpr int kMaxWarps = 32;
   static constexpr int16_t kSeveralWarps = -1;
-  static constexpr int16_t kSeveralLanes = -2;  // and below: of warp -2 - reader
+
+  // Threads that used a byte in one epoch, none of them before another: lanes of a warp.
+  struct Users {
+    uint32_t epoch = 0;
+    uint32_t time = 0;  // of the last one
+    uint32_t lanes = 0;
+    int16_t warp = 0;  // or kSeveralWarps
+
+    int Single() const;  // -1: several
+  };
 
   // Epochs count barriers and blocks and never start again: old cells need no clearing.
   struct Cell {
-    uint32_t write_epoch = 0;
-    uint32_t write_time = 0;
-    uint32_t read_epoch = 0;
-    uint32_t read_time = 0;
-    int16_t writer = 0;
-    int16_t reader = 0;
+    Users writers;  // several only where they are atomic
+    Users readers;
     bool is_atomic = false;
   };
 
-  bool IsOrdered(int before, uint32_t time, int now) const;
-  bool AreReadersOrdered(const Cell& cell, int now) const;
-  void RecordRead(int thread, Cell* cell) const;
+  bool IsOrdered(const Users& before, int now) const;
+  void Add(int thread, Users* users) const;
   Finding OnByte(int thread, Cell* cell, Access access) const;
 
   std::vector<Cell> cells_;

@@ -183,6 +183,13 @@ TEST(SimtEmulator, SyncwarpsOfPartsOrderWhatTheirLanesHaveInCommon) {
   EXPECT_EQ(out, std::vector<int>(32, 7));
 }
 
+TEST(SimtEmulator, SyncwarpsOfPartsOrderWritesAfterReads) {
+  std::vector<int> out(16);
+  const Status status = HalfAfterReads(out.data());
+  ASSERT_TRUE(status.ok()) << status.message();
+  EXPECT_EQ(out, std::vector<int>(16, 7));
+}
+
 TEST(SimtEmulator, InstancesOfATemplateHaveTheirOwnSharedArrays) {
   std::vector<float> floats(32);
   std::vector<double> doubles(32);
@@ -306,6 +313,7 @@ TEST_P(Reports, RacesWhateverTheOrder) {
   ExpectReport({Fault::kRaceInWarp, {"race", "of values, which thread"}});
   // The one half may read before the other has written at all.
   ExpectReport({Fault::kRaceBetweenHalves, {"of values, which"}});
+  ExpectReport({Fault::kRaceWithAtomics, {"race", "of values, which"}});
   ExpectReport({Fault::kWriteAfterRead, {"race", "of values, which thread"}});
 }
 

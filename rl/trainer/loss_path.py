@@ -5,7 +5,7 @@
     two passes   log-probabilities from hidden states (no logits), the loss, and the gradients with logits made again
     logits       the model's own logits, where they are more than a product, or where plain torch was asked for
 
-Pure choice; what each does is in `one_pass` and `two_pass`.
+Pure choice; what each does is in `one_pass` and `two_passes`.
 """
 
 import enum

@@ -5,6 +5,7 @@ where those are more than a product or plain torch was asked for. The loss is th
 its own call in torch.
 """
 
+import torch
 from torch import Tensor
 
 from rl.algorithms.algorithm import LossFunction, LossSums, NativeLoss
@@ -37,6 +38,9 @@ def logprobs_and_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies on the CPU with graph, [T] each, 0 where not `counted` ([T] bool).
 
+    Where no logits exist, the backward adds the output layer's gradient to `model.head_gradient()` itself: chunk by
+    chunk, without a second matrix of that size.
+
     Args:
         model: The model.
         layout: Of the counted tokens, on its device.
@@ -56,7 +60,13 @@ def logprobs_and_entropy(
         )
     else:
         hidden = model.hidden_at(layout.tokens, layout.places, layout.position_ids, layout.mask)
-        logprobs, entropy = linear_token_logprobs(hidden, model.head_weight, layout.targets, settings.temperature)
+        logprobs, entropy = linear_token_logprobs(
+            hidden,
+            model.head_weight,
+            layout.targets,
+            settings.temperature,
+            grad_weight=model.head_gradient() if torch.is_grad_enabled() else None,
+        )
         entropy = entropy if entropy_gradient else entropy.detach()
     return _spread(logprobs, layout.pairs, counted), _spread(entropy, layout.pairs, counted)
 

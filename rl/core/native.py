@@ -11,7 +11,8 @@ one is used is the caller's choice.
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -57,27 +58,46 @@ def library_candidates() -> list[Path]:
 
 
 def cpu_instruction_set() -> str:
-    """Return which build of the CPU kernels this machine runs: avx512 | avx2 | base."""
+    """Return which build of the CPU kernels this machine runs: avx512 | avx2 | base.
+
+    Raises:
+        FatalError: the library is missing, or of another version.
+    """
     require_native()
-    return str(torch.ops.tandem.cpu_isa())
+    with _outdated_is_fatal():
+        name = str(torch.ops.tandem.cpu_isa())
+    return name
 
 
 def cuda_library_failure() -> str | None:
-    """Open the CUDA kernels; return None, or why they cannot be used (which only runs on GPUs need to care about)."""
+    """Open the CUDA kernels; return None, or why they cannot be used (which only runs on GPUs need to care about).
+
+    Raises:
+        FatalError: the library of operators is missing, or of another version.
+    """
     require_native()
-    return str(torch.ops.tandem.cuda_library_failure()) or None
+    with _outdated_is_fatal():
+        failure = str(torch.ops.tandem.cuda_library_failure())
+    return failure or None
 
 
 def _run_waiting() -> None:
     with _loading:
         while _waiting:
-            try:
+            with _outdated_is_fatal():
                 _waiting[0]()
-            except (RuntimeError, AttributeError) as error:  # torch's two words for an operator that it does not know
-                raise FatalError(
-                    f"the native library {_LOSS_LIBRARY} is not of this version ({error}); build or install it again"
-                ) from error
             del _waiting[0]
+
+
+@contextmanager
+def _outdated_is_fatal() -> Iterator[None]:
+    """Say it when an operator that is asked for is not in the library that was loaded."""
+    try:
+        yield
+    except (RuntimeError, AttributeError) as error:  # torch's two words for an operator that it does not know
+        raise FatalError(
+            f"the native library {_LOSS_LIBRARY} is not of this version ({error}); build or install it again"
+        ) from error
 
 
 @functools.cache

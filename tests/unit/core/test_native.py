@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from rl.core.errors import FatalError
 from rl.core.native import (
     LIBRARY_DIR_VARIABLE,
     cpu_instruction_set,
+    cuda_library_failure,
     library_candidates,
     on_load,
     require_native,
@@ -59,6 +61,16 @@ def test_a_library_that_lacks_an_operator_is_called_outdated(monkeypatch: pytest
     for _ in range(2):  # not only the first time
         with pytest.raises(FatalError, match=r"not of this version .*no_such_operator.*build or install it again"):
             require_native()
+
+
+@pytest.mark.parametrize("ask", [cpu_instruction_set, cuda_library_failure])
+def test_a_library_that_cannot_be_asked_is_called_outdated(
+    monkeypatch: pytest.MonkeyPatch, ask: Callable[[], object]
+) -> None:
+    require_native()
+    monkeypatch.setattr(torch.ops, "tandem", torch.ops.tandem_of_another_version)
+    with pytest.raises(FatalError, match=r"not of this version .*build or install it again"):
+        ask()
 
 
 def test_the_instruction_set_is_one_of_the_three_builds() -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rl.ops.bucket_copy import bucket_copy
-from rl.ops.linear_logprobs import linear_policy_loss
-from rl.ops.logprobs import LogprobImpl, token_logprobs
+from rl.ops.linear_logprobs import linear_policy_loss, linear_token_logprobs
+from rl.ops.logprobs import LogprobImpl, logits_thresholds, token_logprobs
 from rl.ops.policy_loss import (
     CorrectionKind,
     PolicyLossParams,
@@ -58,7 +58,9 @@ def kernel_tests() -> list[tuple[str, Test]]:
         for dtype, tolerance in LOGPROB_TOLERANCES.items():
             name = f"native logprobs, {str(dtype).removeprefix('torch.')}{place}"
             tests.append((name, partial(compare_logprobs, dtype, tolerance, device)))
+        tests.append((f"native sampling thresholds{place}", partial(compare_thresholds, 0.0, device)))
         tests.append((f"native policy loss{place}", partial(compare_policy_loss, 1e-5, device)))
+        tests.append((f"native linear layer and logprobs{place}", partial(compare_linear_logprobs, 1e-4, device)))
         tests.append((f"native linear layer and loss in one pass{place}", partial(compare_one_pass, 1e-4, device)))
         tests.append((f"native bucket copy{place}", partial(compare_bucket_copy, device)))
     return tests
@@ -72,6 +74,20 @@ def compare_logprobs(dtype: torch.dtype, tolerance: float, device: str) -> str:
     return judge(native, plain, tolerance)
 
 
+def compare_thresholds(tolerance: float, device: str) -> str:
+    """Compare the logits at which top-k and top-p cut with plain torch: they are some of the logits, bit by bit."""
+    logits, _ = make_rows(torch.float32, device)
+
+    def cuts(impl: LogprobImpl) -> tuple[Tensor, ...]:
+        found = [
+            logits_thresholds(logits, top_k=top_k, top_p=top_p, temperature=TEMPERATURE, impl=impl)
+            for top_k, top_p in ((20, 1.0), (None, 0.9), (20, 0.9))
+        ]
+        return tuple(cut for cut in found if cut is not None)
+
+    return judge(cuts("native"), cuts("torch"), tolerance)
+
+
 def compare_policy_loss(tolerance: float, device: str) -> str:
     """Compare the loss and its derivatives by log-probability and entropy with plain torch."""
     tokens = make_tokens(device)
@@ -83,13 +99,23 @@ def compare_policy_loss(tolerance: float, device: str) -> str:
     return judge((native, *gradients(native, *inputs)), (plain, *gradients(plain, *inputs)), tolerance)
 
 
+def compare_linear_logprobs(tolerance: float, device: str) -> str:
+    """Compare values and gradients of a linear layer's log-probabilities and entropies with plain torch."""
+    hidden, weight = inputs = make_layer(device)
+    _, targets = make_rows(torch.float32, device)
+
+    def results(logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
+        return logprobs, entropy, *gradients(logprobs.sum() + 0.1 * entropy.sum(), *inputs)
+
+    native = results(*linear_token_logprobs(hidden, weight, targets, TEMPERATURE))
+    plain = results(*token_logprobs(hidden @ weight.t(), targets, TEMPERATURE, impl="torch"))
+    return judge(native, plain, tolerance)
+
+
 def compare_one_pass(tolerance: float, device: str) -> str:
     """Compare loss and gradients of a linear layer, by chunks and in one pass, with plain torch."""
-    generator = torch.Generator().manual_seed(1)
-    hidden = torch.randn(ROWS, HIDDEN, generator=generator).to(device).requires_grad_()
-    weight = (0.3 * torch.randn(VOCABULARY, HIDDEN, generator=generator)).to(device).requires_grad_()
+    hidden, weight = inputs = make_layer(device)
     tokens, (_, targets) = make_tokens(device), make_rows(torch.float32, device)
-    inputs = (hidden, weight)
     native = linear_policy_loss(hidden, weight, targets, TEMPERATURE, tokens, PARAMS).loss
     logprobs, entropy = token_logprobs(hidden @ weight.t(), targets, TEMPERATURE, impl="torch")
     plain = plain_loss(logprobs, entropy, tokens)
@@ -114,6 +140,13 @@ def make_rows(dtype: torch.dtype, device: str) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     logits = (4 * torch.randn(ROWS, VOCABULARY, generator=generator)).to(dtype)
     return logits.to(device), torch.randint(0, VOCABULARY, (ROWS,), generator=generator).to(device)
+
+
+def make_layer(device: str) -> tuple[Tensor, Tensor]:
+    """Return hidden states [N, H] and a matrix [V, H], both with gradient."""
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(ROWS, HIDDEN, generator=generator).to(device).requires_grad_()
+    return hidden, (0.3 * torch.randn(VOCABULARY, HIDDEN, generator=generator)).to(device).requires_grad_()
 
 
 def make_tokens(device: str) -> PolicyLossTokens:

@@ -217,6 +217,19 @@ TEST(ThresholdSpecialValues, TheTemperatureMattersToTopPAlone) {
   EXPECT_EQ(CutOf(row, {2, 1.0f, 4.0f}), 1.0f);
 }
 
+TEST(ThresholdOffsets, RowsBeyondTwoToThe31ElementsAreReached) {
+  const RowsFarApart x({0.5f, -1.0f, 2.0f, 0.0f, 1.0f});
+  if (x.data == nullptr) GTEST_SKIP() << "no address space for " << x.bytes << " bytes";
+  const LossKernels& kernels = KernelsUnderTest();
+  WorkspaceMemory memory(kernels.logits_threshold_workspace_bytes(x.kRows, x.cols));
+  std::vector<float> cuts(x.kRows);
+  const Status status =
+      kernels.logits_threshold(x.view(), {3, 0.9f}, cuts.data(), memory.workspace(), Serially());
+  ASSERT_TRUE(status.ok()) << status.message();
+  // Of the three largest, the first two have 0.86 of the probability.
+  EXPECT_EQ(cuts, std::vector<float>(x.kRows, 0.5f));
+}
+
 TEST(ThresholdErrors, NameTheArgument) {
   const Logits x(1, 2, 2, DType::kFloat32);
   WorkspaceMemory memory(KernelsUnderTest().logits_threshold_workspace_bytes(1, 2));

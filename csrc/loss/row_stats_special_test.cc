@@ -1,7 +1,6 @@
 // Special values of row_stats.h: infinities, NaN, targets that are not there, padding, thresholds,
 // offsets beyond 2^31, and errors.
 #include <gtest/gtest.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -295,26 +294,17 @@ TEST(RowShards, WithoutColumnsAreTheEmptyElement) {
 }
 
 TEST(RowOffsets, RowsBeyondTwoToThe31ElementsAreReached) {
-  // Sparse memory: only the pages of the four rows exist.
-  constexpr int64_t kRows = 4, kCols = 5, kStride = (int64_t{1} << 31) / 3 + 1;
-  constexpr size_t kBytes = static_cast<size_t>(((kRows - 1) * kStride + kCols) * 4);
-  void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) GTEST_SKIP() << "no address space for " << kBytes << " bytes";
-  float* logits = static_cast<float*>(memory);
-  const std::vector<float> row = {0.5f, -1.0f, 2.0f, 0.0f, 1.0f};
-  for (int64_t i = 0; i < kRows; ++i) std::copy(row.begin(), row.end(), logits + i * kStride);
-  const std::vector<int64_t> targets(kRows, 2);
-  const std::vector<float> g(kRows, 1.0f);
-  const LogitRows rows{{logits, kRows, kCols, kStride, DType::kFloat32}, targets.data()};
+  const RowsFarApart x({0.5f, -1.0f, 2.0f, 0.0f, 1.0f});
+  if (x.data == nullptr) GTEST_SKIP() << "no address space for " << x.bytes << " bytes";
+  const std::vector<int64_t> targets(x.kRows, 2);
+  const std::vector<float> g(x.kRows, 1.0f);
+  const LogitRows rows{x.view(), targets.data()};
   const Results got = Forward({rows}, Serially());
   Backward(rows, {got.lse.data(), nullptr, g.data(), nullptr},
-           {logits, kRows, kCols, kStride, DType::kFloat32}, Serially());
-  const float* last = logits + (kRows - 1) * kStride;
+           {x.data, x.kRows, x.cols, x.kStride, DType::kFloat32}, Serially());
   EXPECT_EQ(got.logprobs.back(), got.logprobs.front());
-  EXPECT_NEAR(last[2], 1.0 - std::exp(got.logprobs.back()), 1e-6);
-  EXPECT_TRUE(std::equal(last, last + kCols, logits));
-  munmap(memory, kBytes);
+  EXPECT_NEAR(x.last()[2], 1.0 - std::exp(got.logprobs.back()), 1e-6);
+  EXPECT_TRUE(std::equal(x.last(), x.last() + x.cols, x.data));
 }
 
 class RowErrors : public testing::Test {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cmath>
@@ -55,6 +56,35 @@ struct WorkspaceMemory {
   int64_t bytes;
   std::vector<char> storage;
   char* aligned = nullptr;
+};
+
+// Four copies of a row, so far apart that the last offset passes 2^31 elements; only their pages
+// exist. data is null where the address space is too small.
+struct RowsFarApart {
+  static constexpr int64_t kRows = 4;
+  static constexpr int64_t kStride = (int64_t{1} << 31) / 3 + 1;
+
+  explicit RowsFarApart(const std::vector<float>& row)
+      : cols(static_cast<int64_t>(row.size())),
+        bytes(static_cast<size_t>((kRows - 1) * kStride + cols) * sizeof(float)) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return;
+    data = static_cast<float*>(memory);
+    for (int64_t i = 0; i < kRows; ++i) std::copy(row.begin(), row.end(), data + i * kStride);
+  }
+  ~RowsFarApart() {
+    if (data != nullptr) munmap(data, bytes);
+  }
+  RowsFarApart(const RowsFarApart&) = delete;
+  RowsFarApart& operator=(const RowsFarApart&) = delete;
+
+  ConstMatrixView view() const { return {data, kRows, cols, kStride, DType::kFloat32}; }
+  const float* last() const { return data + (kRows - 1) * kStride; }
+
+  int64_t cols;
+  size_t bytes;
+  float* data = nullptr;
 };
 
 // A matrix of logits with gaps between its rows, which nobody may touch. `offset` elements stand

@@ -12,8 +12,8 @@
 //
 // Kernels may use: threadIdx, blockIdx, blockDim, gridDim, __syncthreads, __syncwarp,
 // __shfl_sync / _xor_ / _down_ / _up_, __ballot_sync, __any_sync, __all_sync, __activemask,
-// atomicAdd / atomicMax / atomicMin / atomicCAS on integers, float4, uint4, uint2, and what
-// namespace simt offers. (Exp2; 16-byte vectors in simt_vector.h; reductions in
+// atomicAdd / atomicMax / atomicMin / atomicOr / atomicCAS on integers, float2, float4, uint2,
+// uint4, and what namespace simt offers (Exp2; 16-byte vectors in simt_vector.h; reductions in
 // simt_reduce.h). Anything else of CUDA's goes into a function of namespace simt with a
 // plain body for the emulator. No `<<<` and no `__shared__` outside this file and csrc/testing.
 #pragma once

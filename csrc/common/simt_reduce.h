@@ -1,5 +1,5 @@
 // Reductions over a warp or a block for kernel files, each in one fixed order: same values, same
-// bits, on every run. `op(a, b)` must be commutative to the bit, as +, max and min are.
+// bits, on every run. `op(a, b)` must be commutative to the bit, as + and max are.
 //
 //   SIMT_SHARED(float, scratch, simt::kMaxWarps);
 //   const float sum = simt::BlockReduce(value, simt::Add{}, scratch);   // in every thread
@@ -21,20 +21,13 @@ struct Add {
   }
 };
 
-// Of a NaN and a number: the number, as fmaxf and fminf have it.
+// Of a NaN and a number: the number, as fmaxf has it.
 struct Max {
   template <typename T>
   SIMT_DEVICE T operator()(T a, T b) const {
     return a < b || a != a ? b : a;
   }
   SIMT_DEVICE float operator()(float a, float b) const { return fmaxf(a, b); }
-};
-struct Min {
-  template <typename T>
-  SIMT_DEVICE T operator()(T a, T b) const {
-    return b < a || a != a ? b : a;
-  }
-  SIMT_DEVICE float operator()(float a, float b) const { return fminf(a, b); }
 };
 
 // Every lane gets the result; all 32 lanes of the warp must come here.

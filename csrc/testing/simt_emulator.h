@@ -20,9 +20,9 @@
 // copies, rounding of the approximate instructions.
 #pragma once
 
+#include <cstdint>
 #include <cstring>
 #include <source_location>
-#include <tuple>
 #include <type_traits>
 
 #include "csrc/common/status.h"
@@ -33,7 +33,6 @@ extern constinit thread_local uint3 threadIdx;
 extern constinit thread_local uint3 blockIdx;
 extern constinit thread_local dim3 blockDim;
 extern constinit thread_local dim3 gridDim;
-inline constexpr int warpSize = 32;
 
 namespace simt::emulator {
 
@@ -216,18 +215,8 @@ T atomicMin(T* address, std::type_identity_t<T> value) {
 }
 
 template <typename T>
-T atomicAnd(T* address, std::type_identity_t<T> value) {
-  return simt::emulator::Exchange(address, [=](T old) { return static_cast<T>(old & value); });
-}
-
-template <typename T>
 T atomicOr(T* address, std::type_identity_t<T> value) {
   return simt::emulator::Exchange(address, [=](T old) { return static_cast<T>(old | value); });
-}
-
-template <typename T>
-T atomicExch(T* address, std::type_identity_t<T> value) {
-  return simt::emulator::Exchange(address, [=](T) { return value; });
 }
 
 template <typename T>

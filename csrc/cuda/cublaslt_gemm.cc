@@ -239,8 +239,8 @@ class CublasLtGemm : public Gemm {
   static Status Empty(float beta, const MatrixView& c, cudaStream_t stream) {
     if (beta != 0.0f) return OkStatus();
     const auto size = static_cast<size_t>(SizeOf(c.dtype));
-    TANDEM_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(c.data, c.row_stride * size, 0, c.cols * size,
-                                                  static_cast<size_t>(c.rows), stream));
+    TANDEM_RETURN_IF_CUDA_ERROR(cudaMemset2DAsync(
+        c.data, LeadingDimension(c) * size, 0, c.cols * size, static_cast<size_t>(c.rows), stream));
     return OkStatus();
   }
 

@@ -1,8 +1,9 @@
 // The matrix product on CUDA devices, by cuBLASLt.
 //
 // Sums are float32; float32 operands are multiplied as such, never as TF32. Splits of the inner
-// dimension are merged in float32 and in one order, so a product of given shapes on a given device
-// gives the same bits every time. Multiply enqueues; it neither allocates device memory nor waits.
+// dimension are merged in float32 and in one order, so a product of given shapes, strides and
+// alignments (up to 256 bytes) on a given device gives the same bits every time. Multiply enqueues;
+// it neither allocates device memory nor waits.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,11 @@
 // CUDA backend of policy_loss.h: bound by memory, each column is read once.
 //
-//   PolicySequenceKernel   kSequence alone: a block per sequence       -> SequenceTerms in the
-//   workspace PolicyTokenKernel      a block per kBlockTokens tokens             -> gradients, a
-//   block's metric sums PolicyMergeKernel      one block, a warp per metric                ->
-//   metrics
+// - PolicySequenceKernel (kSequence alone): a block per sequence writes its SequenceTerms.
+// - PolicyTokenKernel: a block per kBlockTokens tokens writes gradients, and the sums of its
+// tokens.
+// - PolicyMergeKernel: one block, a warp per metric, merges those sums into the metrics.
+//
+// What one kernel leaves for the next is in the workspace.
 //
 // Which tokens a block sums up, and the order in which sums are merged, depend on the tokens alone,
 // so that neither the grid nor the device decides about a bit. Where tokens share rows, a thread

@@ -1,8 +1,7 @@
 // CUDA backend of policy_loss.h: bound by memory, each column is read once.
 //
 // - PolicySequenceKernel (kSequence alone): a block per sequence writes its SequenceTerms.
-// - PolicyTokenKernel: a block per kBlockTokens tokens writes gradients, and the sums of its
-// tokens.
+// - PolicyTokenKernel: a block per kBlockTokens tokens writes gradients, and its sums.
 // - PolicyMergeKernel: one block, a warp per metric, merges those sums into the metrics.
 //
 // What one kernel leaves for the next is in the workspace.

@@ -1,6 +1,9 @@
 #include "csrc/loss/linear_loss.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "csrc/common/scalar_types.h"
 
 namespace tandem {
 namespace {
@@ -79,9 +82,23 @@ ConstMatrixView RowsOf(const ConstMatrixView& view, int64_t begin, int64_t count
 }
 
 // The first `cols` columns.
-ConstMatrixView ColsOf(ConstMatrixView view, int64_t cols) {
+template <typename View>
+View ColsOf(View view, int64_t cols) {
   view.cols = cols;
   return view;
+}
+
+template <typename T>
+bool AllFinite(const void* row, int64_t count) {
+  const T* values = static_cast<const T*>(row);
+  return std::all_of(values, values + count, [](T x) { return std::isfinite(ToFloat(x)); });
+}
+
+bool IsFiniteRow(const ConstMatrixView& matrix, int64_t i) {
+  const void* row = RowsOf(matrix, i, 1).data;
+  if (matrix.dtype == DType::kFloat32) return AllFinite<float>(row, matrix.cols);
+  return matrix.dtype == DType::kBFloat16 ? AllFinite<BFloat16>(row, matrix.cols)
+                                          : AllFinite<Float16>(row, matrix.cols);
 }
 
 template <typename T>
@@ -147,10 +164,11 @@ class LinearCall {
     return OkStatus();
   }
 
-  // logits = hidden weight^T for a chunk.
+  // logits = hidden weight^T for a chunk. Columns of padding are not written: nobody looks at them.
   Status MakeLogits(int64_t begin, int64_t count) {
-    return backend_.gemm->Multiply(RowsOf(rows_.hidden, begin, count), false, rows_.weight, true,
-                                   0.0f, RowsOf(buffers_.logits, 0, count), backend_.execution);
+    return backend_.gemm->Multiply(RowsOf(rows_.hidden, begin, count), false, LiveWeight(), true,
+                                   0.0f, ColsOf(RowsOf(buffers_.logits, 0, count), NumLive()),
+                                   backend_.execution);
   }
 
   // Log-probabilities of a chunk from its logits, which stay; fields of `out` may be null.
@@ -174,12 +192,8 @@ class LinearCall {
 
   bool HasGradient(int64_t begin, int64_t count, const TokenLogprobGradients& upstream) const {
     if (!backend_.is_host_memory) return true;
-    const auto is_zero = [](const float* values, int64_t i) {
-      return values == nullptr || values[i] == 0.0f;
-    };
     for (int64_t i = 0; i < count; ++i) {
-      if (rows_.targets[begin + i] == rows_.ignore_index) continue;
-      if (!is_zero(upstream.grad_logprobs, i) || !is_zero(upstream.grad_entropy, i)) return true;
+      if (RowHasGradient(begin, i, upstream)) return true;
     }
     return false;
   }
@@ -191,10 +205,10 @@ class LinearCall {
     Status status = backend_.kernels->logits_gradient(ChunkRows(begin, count), upstream, slab,
                                                       backend_.execution);
     if (!status.ok()) return status;
-    status = backend_.gemm->Multiply(AsConst(slab), false, rows_.weight, false, 0.0f,
-                                     RowsOf(out.hidden, begin, count), backend_.execution);
+    status = backend_.gemm->Multiply(ColsOf(AsConst(slab), NumLive()), false, LiveWeight(), false,
+                                     0.0f, RowsOf(out.hidden, begin, count), backend_.execution);
     if (!status.ok()) return status;
-    return AddToWeight(AsConst(slab), RowsOf(rows_.hidden, begin, count), out);
+    return AddRowsToWeight(begin, count, upstream, out);
   }
 
   // A chunk to which no gradient comes.
@@ -220,8 +234,41 @@ class LinearCall {
     rows.targets = rows_.targets + begin;
     rows.temperature = rows_.temperature;
     rows.ignore_index = rows_.ignore_index;
-    rows.vocab_size = rows_.vocab_size;
+    // The whole vocabulary is here: no target is beyond it.
+    rows.vocab_size = std::min(rows_.vocab_size, rows_.weight.rows);
     return rows;
+  }
+
+  // Rows of the weight before its padding, which may hold anything: 0 x NaN would be NaN.
+  int64_t NumLive() const { return std::clamp<int64_t>(rows_.vocab_size, 0, rows_.weight.rows); }
+  ConstMatrixView LiveWeight() const { return RowsOf(rows_.weight, 0, NumLive()); }
+
+  bool RowHasGradient(int64_t begin, int64_t i, const TokenLogprobGradients& upstream) const {
+    const auto is_zero = [i](const float* values) {
+      return values == nullptr || values[i] == 0.0f;
+    };
+    if (rows_.targets[begin + i] == rows_.ignore_index) return false;
+    return !is_zero(upstream.grad_logprobs) || !is_zero(upstream.grad_entropy);
+  }
+
+  // Adds a chunk's rows. A row without gradient must not harm the others, for instance by a NaN
+  // among its hidden states: where the host can look, such rows are left out.
+  Status AddRowsToWeight(int64_t begin, int64_t count, const TokenLogprobGradients& upstream,
+                         const LinearGradients& out) {
+    const ConstMatrixView slab = AsConst(RowsOf(buffers_.grad_logits, 0, count));
+    const ConstMatrixView hidden = RowsOf(rows_.hidden, begin, count);
+    int64_t first = 0;
+    for (int64_t i = 0; i <= count; ++i) {
+      const bool is_taken = i < count && (!backend_.is_host_memory || IsFiniteRow(hidden, i) ||
+                                          RowHasGradient(begin, i, upstream));
+      if (is_taken) continue;
+      const Status status = first == i ? OkStatus()
+                                       : AddToWeight(RowsOf(slab, first, i - first),
+                                                     RowsOf(hidden, first, i - first), out);
+      if (!status.ok()) return status;
+      first = i + 1;
+    }
+    return OkStatus();
   }
 
   Status AddToWeight(const ConstMatrixView& slab, const ConstMatrixView& hidden,

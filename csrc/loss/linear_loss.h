@@ -28,7 +28,8 @@ struct LinearRows {
   const int64_t* targets = nullptr;  // [N]
   float temperature = 1.0f;
   int64_t ignore_index = kIgnoreIndex;
-  int64_t vocab_size = std::numeric_limits<int64_t>::max();  // rows of weight from here on: padding
+  // Rows of weight from here on are padding: what they hold does not matter.
+  int64_t vocab_size = std::numeric_limits<int64_t>::max();
 };
 
 // How a call is run.
@@ -53,7 +54,9 @@ struct LinearBackend {
   Gemm* gemm = nullptr;
   Execution execution;
   // Whether its memory can be read here. Chunks without any gradient are then found, and their
-  // products left out; results are the same.
+  // products left out, as are rows without gradient whose hidden state is not finite; results are
+  // the same where hidden states are finite. (Elsewhere such a row makes the gradient of the weight
+  // NaN: leave it out of the call.)
   bool is_host_memory = false;
 };
 

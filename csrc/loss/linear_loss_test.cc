@@ -201,6 +201,38 @@ TEST(LinearLogprobs, AllMaskedOverwritesTheWeightsGradientWithZerosWhateverHidde
   ExpectNear(out.hidden, std::vector<double>(5 * 6), 0);
 }
 
+// Rows of different chunks without gradient, by their target and by their upstream gradients.
+TEST(LinearLogprobs, AMaskedRowsHiddenStateDoesNoHarmToTheWeightsGradient) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    Problem p({9, 33, 6, dtype});
+    p.targets[0] = p.targets[4] = kIgnoreIndex;
+    p.grad_logprobs[8] = p.grad_entropy[8] = 0;
+    const Reference want = Expected(p);
+    Outputs out(p.shape);
+    Runner runner(p, {4});
+    ASSERT_TRUE(runner.Forward(p, &out).ok());
+    for (const int64_t row : {0, 4, 8}) p.hidden.set(row, 2, row == 4 ? kNaN : INFINITY);
+    ASSERT_TRUE(runner.Backward(p, false, &out).ok());
+    ExpectNear(out.weight, want.weight, dtype == DType::kFloat32 ? 2e-6 : 8e-3);
+    ExpectNear(out.hidden, want.hidden, dtype == DType::kFloat32 ? 2e-6 : 8e-3);
+  }
+}
+
+TEST(LinearLogprobs, PaddingOfTheWeightMayHoldAnything) {
+  Problem p({7, 33, 6});
+  p.vocab_size = 20;
+  for (int64_t& target : p.targets) target %= 20;
+  const Reference want = Expected(p);
+  for (int64_t j = 20; j < 33; ++j) p.weight.set(j, 1, j % 2 == 0 ? kNaN : INFINITY);
+  Outputs out(p.shape);
+  Runner runner(p, {3});
+  ASSERT_TRUE(runner.Forward(p, &out).ok());
+  ASSERT_TRUE(runner.Backward(p, false, &out).ok());
+  for (int64_t i = 0; i < 7; ++i) EXPECT_NEAR(out.logprobs[i], want.logprobs[i], 1e-5);
+  ExpectNear(out.hidden, want.hidden, 2e-6);
+  ExpectNear(out.weight, want.weight, 2e-6);
+}
+
 TEST(LinearLogprobs, NoRowsGiveAZeroGradientOfTheWeight) {
   const Problem p({0, 33, 6});
   Outputs out(p.shape);
@@ -229,6 +261,20 @@ TEST(LinearLogprobs, WrongArgumentsAreErrorsThatNameThem) {
   status = LinearLogprobsForward(p.rows(), out.logprobs_view(), {2, DType::kBFloat16},
                                  runner.workspace(), runner.backend);
   EXPECT_NE(status.message().find("logits_dtype"), std::string::npos) << status.message();
+}
+
+// CUDA does not look at targets: there the log-probability is -inf.
+TEST(LinearLogprobs, ATargetBeyondTheVocabularyIsNoTokens) {
+  Problem p({5, 33, 6});
+  p.targets[2] = 33;
+  Outputs out(p.shape);
+  Runner runner(p, {2});
+  const Status status = runner.Forward(p, &out);
+  if (status.ok()) {
+    EXPECT_EQ(out.logprobs[2], -INFINITY);
+  } else {
+    EXPECT_NE(status.message().find("targets"), std::string::npos) << status.message();
+  }
 }
 
 // Rows with 0, 1, 2, 3, 0, ... tokens.

@@ -68,6 +68,12 @@ inline DType DTypeOf(const Tensor& tensor, const char* name) {
   }
 }
 
+// A sharded parameter whose storage has been given back has a shape, but no memory.
+inline void CheckMemory(const Tensor& tensor, const char* name) {
+  STD_TORCH_CHECK(tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, name,
+                  ": its storage has been freed");
+}
+
 // [rows, cols] of such a dtype with adjacent columns and rows that may lie apart, not overlap.
 inline ConstMatrixView MatrixOf(const Tensor& tensor, const char* name) {
   STD_TORCH_CHECK(tensor.dim() == 2, name, ": want 2 dimensions, got ", tensor.dim());
@@ -79,6 +85,7 @@ inline ConstMatrixView MatrixOf(const Tensor& tensor, const char* name) {
   STD_TORCH_CHECK(rows <= 1 || tensor.stride(0) >= cols, name,
                   ": want rows that do not overlap, got row stride ", tensor.stride(0), " for ",
                   cols, " columns");
+  CheckMemory(tensor, name);
   // The stride of a single row says nothing; torch may leave anything there.
   return {tensor.const_data_ptr(), rows, cols, rows <= 1 ? cols : tensor.stride(0), dtype};
 }
@@ -102,6 +109,7 @@ inline void CheckVector(const Tensor& vector, ScalarType dtype, int64_t count, c
   STD_TORCH_CHECK(vector.dim() == 1 && vector.size(0) == count, name,
                   ": want [N] with N = ", count);
   STD_TORCH_CHECK(vector.is_contiguous(), name, ": want a contiguous tensor");
+  CheckMemory(vector, name);
 }
 
 inline const float* FloatsOf(const Tensor& vector, int64_t count, const Tensor& like,

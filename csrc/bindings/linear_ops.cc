@@ -41,6 +41,21 @@ Tensor NewWeightGradient(const Tensor& weight) {
   return torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}, ScalarType::Float);
 }
 
+// What is written while `other` is still read must not be the same memory. Matrices with gaps may
+// lie in each other's, and are taken unless they begin together.
+void CheckApart(const Tensor& written, const Tensor& other, const char* name) {
+  if (written.numel() == 0 || other.numel() == 0) return;
+  const auto begin = reinterpret_cast<uintptr_t>(written.const_data_ptr());
+  const auto other_begin = reinterpret_cast<uintptr_t>(other.const_data_ptr());
+  const auto bytes = [](const Tensor& tensor) {
+    return static_cast<uintptr_t>(tensor.numel()) * tensor.element_size();
+  };
+  const bool are_dense = written.is_contiguous() && other.is_contiguous();
+  const bool overlap = begin < other_begin + bytes(other) && other_begin < begin + bytes(written);
+  STD_TORCH_CHECK(are_dense ? !overlap : begin != other_begin,
+                  "grad_weight: want memory apart from ", name);
+}
+
 // The call's arguments as csrc takes them, and the tensors that stand behind them.
 class LinearCall {
  public:
@@ -79,6 +94,8 @@ class LinearCall {
     CheckShape(grad_weight, rows_.weight.rows, rows_.weight.cols, "grad_weight");
     STD_TORCH_CHECK(grad_weight.scalar_type() == ScalarType::Float,
                     "grad_weight: want float32, got ", NameOf(grad_weight.scalar_type()));
+    CheckApart(grad_weight, weight_, "weight");
+    CheckApart(grad_weight, hidden_, "hidden");
     return {MutableMatrixOf(grad_hidden, "grad_hidden"),
             MutableMatrixOf(grad_weight, "grad_weight"), accumulate};
   }
@@ -170,6 +187,8 @@ std::tuple<Tensor, Tensor> LogprobsBackwardOp(const Tensor& hidden, const Tensor
 // Offsets of the tokens where the host can read them: themselves on the CPU.
 const int64_t* HostOffsets(const OptionalTensor& row_offsets, const OptionalTensor& host,
                            int64_t num_rows) {
+  STD_TORCH_CHECK(row_offsets.has_value() || !host.has_value(),
+                  "host_row_offsets: want them with row_offsets only");
   if (!row_offsets.has_value()) return nullptr;
   if (!host.has_value()) {
     STD_TORCH_CHECK(row_offsets->is_cpu(),

@@ -62,7 +62,8 @@ Tensor BucketTableOp(const Tensors& sources, const Tensors& targets) {
 
 // `table` is where the tensors are; num_tiles is the last entry of its prefix.
 void BucketCopyTableOp(const Tensor& table, int64_t num_items, int64_t num_tiles) {
-  STD_TORCH_CHECK(num_items >= 0, "num_items: want a number >= 0, got ", num_items);
+  STD_TORCH_CHECK(num_items >= 0 && num_items <= table.numel(),
+                  "num_items: want a number >= 0 of items that are in the table, got ", num_items);
   CheckVector(table, ScalarType::Byte, TableBytes(num_items), table, "table");
   const auto* items = static_cast<const CopyItem*>(table.const_data_ptr());
   const auto* tile_prefix = reinterpret_cast<const int64_t*>(items + num_items);

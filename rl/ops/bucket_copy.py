@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from rl.core.native import on_load, require_native
+from rl.ops.native_logprobs import mark_written
 
 FP8_BLOCK = 128
 
@@ -40,6 +41,7 @@ def bucket_copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
     if len(sources) == 0 and len(targets) == 0:
         return
     torch.ops.tandem.bucket_copy_([source.detach() for source in sources], [target.detach() for target in targets])
+    mark_written(targets)
 
 
 class BucketPlan:
@@ -79,6 +81,7 @@ class BucketPlan:
     def run(self) -> None:
         """Copy; on CUDA on the current stream, without waiting for it."""
         torch.ops.tandem.bucket_copy_table(self._table, self._num_items, self._num_tiles)
+        mark_written(self._tensors[1])
 
 
 def quantize_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:

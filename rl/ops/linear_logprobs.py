@@ -18,6 +18,7 @@ states is cast once per call, as autocast does, while its gradient keeps its flo
 """
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from rl.core.errors import ConfigError, FatalError
 from rl.core.native import on_load, require_native
 from rl.ops.logprobs import LogprobImpl, token_logprobs
-from rl.ops.native_logprobs import dense_gradient
+from rl.ops.native_logprobs import dense_gradient, mark_written
 from rl.ops.policy_loss import PolicyLossParams, PolicyLossTokens, PolicyMetric, name_metrics
 
 # Bytes of logits that a CPU's chunk may have: 256 rows of a vocabulary of 49152 in float32.
@@ -243,6 +244,7 @@ def linear_policy_loss_(
     with torch.no_grad(), _exact_bfloat16_products(hidden):
         arguments = _policy_arguments(targets, temperature, tokens, params, (hidden, weight, plan))
         outputs = torch.ops.tandem.linear_policy_loss_(hidden, weight, *arguments, grad_weight, True)
+        mark_written([grad_weight])
         grad_hidden, logprobs, entropy, metrics = outputs
         loss = metrics[PolicyMetric.LOSS.value].float()
     return OnePassGradients(loss, logprobs, entropy, metrics, grad_hidden)
@@ -296,6 +298,7 @@ class _IntoBuffer(torch.autograd.Function):
             grad_hidden = torch.ops.tandem.linear_logprobs_bwd_(
                 hidden, *saved, *upstream, *ctx.numbers, *ctx.buffer, True
             )
+        mark_written(ctx.buffer)
         return grad_hidden, None, None, None, None
 
 
@@ -337,20 +340,45 @@ class _OnePass(torch.autograd.Function):
 def _exact_bfloat16_products(hidden: Tensor) -> Iterator[None]:
     """Let float32 products of widened bfloat16 operands run on bfloat16 units, which loses none of their digits.
 
-    The CPU's operators widen where torch has no product of bfloat16 into float32. The setting is the process's, so it
-    is put back; under torch.compile it is left alone, and the products are plain float32.
+    The CPU's operators widen where torch has no product of bfloat16 into float32. The setting is the process's, so the
+    last of the calls that run at the same time puts it back; float32 products that other threads make meanwhile run
+    under it too. Under torch.compile it is left alone, and the products are plain float32.
     """
     if torch.compiler.is_compiling() or hidden.dtype != torch.bfloat16 or hidden.device.type != "cpu":
         yield
         return
-    backend: Any = torch.backends.mkldnn
-    settings = backend.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
+    _bfloat16_products.enter()
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        _bfloat16_products.leave()
+
+
+class _Bfloat16Products:
+    """The process's setting while any thread is inside."""
+
+    def __init__(self) -> None:
+        backend: Any = torch.backends.mkldnn
+        self._settings = backend.matmul
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._before = "none"
+
+    def enter(self) -> None:
+        with self._lock:
+            if self._num_inside == 0:
+                self._before = self._settings.fp32_precision
+                self._settings.fp32_precision = "bf16"
+            self._num_inside += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._settings.fp32_precision = self._before
+
+
+_bfloat16_products = _Bfloat16Products()
 
 
 def _torch_linear_logprobs(

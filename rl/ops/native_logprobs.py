@@ -6,6 +6,7 @@
 no autograd formula of their own (see `rl.ops.vocab_parallel`).
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -104,14 +105,19 @@ class _ConsumingTokenLogprobs(torch.autograd.Function):
         ctx.is_consumed = True
         logits = saved.detach()
         torch.ops.tandem.token_logprobs_bwd_(logits, *arguments)
-        # Autograd's own check then catches any other node that still wanted the logits.
-        torch.autograd.graph.increment_version(logits)
+        mark_written([logits])
         return logits, None, None, None, None
 
 
 def dense_gradient(gradient: Tensor | None) -> Tensor | None:
     """Return an upstream gradient, which may be an expanded scalar, as the contiguous float32 that operators want."""
     return None if gradient is None else gradient.to(torch.float32).contiguous()
+
+
+def mark_written(tensors: Iterable[Tensor]) -> None:
+    """Tell autograd that an operator has written these: a backward that wanted what they held then raises."""
+    if not torch.compiler.is_compiling():
+        torch.autograd.graph.increment_version([tensor for tensor in tensors if not tensor.is_inference()])
 
 
 def _register_formulas() -> None:

@@ -245,7 +245,7 @@ def sequence_reduce(values: Tensor, weights: Tensor | None, sequence_offsets: Te
     """
     if not torch.compiler.is_compiling():
         require_native()
-    reduced: Tensor = torch.ops.tandem.sequence_reduce(values, weights, sequence_offsets, mean)
+    reduced: Tensor = torch.ops.tandem.sequence_reduce(values.detach(), weights, sequence_offsets, mean)
     return reduced
 
 

@@ -65,6 +65,19 @@ def test_a_plan_copies_what_the_sources_hold_when_it_runs() -> None:
     assert plan.bytes_moved == 15 * 4 + 15 * 2
 
 
+@pytest.mark.parametrize("is_planned", [False, True])
+def test_a_backward_that_wanted_the_old_values_raises(is_planned: bool) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    loss = parameter.square().sum()
+    sources = [torch.zeros(3)]
+    if is_planned:
+        BucketPlan(sources, [parameter]).run()
+    else:
+        bucket_copy(sources, [parameter])
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        torch.autograd.backward(loss)
+
+
 def test_copies_ten_thousand_tiny_tensors() -> None:
     sources = list(torch.arange(20000, dtype=torch.float32).view(10000, 2))
     target = torch.empty(20000)

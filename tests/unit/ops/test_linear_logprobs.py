@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from rl.core.errors import ConfigError, FatalError
 from rl.core.native import require_native
 from rl.ops.linear_logprobs import (
     LinearPlan,
+    _exact_bfloat16_products,
     default_chunk_rows,
     linear_policy_loss,
     linear_policy_loss_,
@@ -262,6 +264,53 @@ def test_a_call_leaves_the_processes_precision_as_it_was() -> None:
     assert settings.matmul.fp32_precision == before
 
 
+def test_calls_of_several_threads_leave_the_processes_precision_as_it_was() -> None:
+    settings: Any = torch.backends.mkldnn
+    before = settings.matmul.fp32_precision
+    layer = make_layer(torch.bfloat16)
+    seen = []
+    both_are_inside, first_has_left = threading.Barrier(2), threading.Event()
+
+    def call(leaves_first: bool) -> None:
+        with _exact_bfloat16_products(layer[0]):
+            both_are_inside.wait(timeout=60)
+            if not leaves_first:
+                first_has_left.wait(timeout=60)
+                seen.append(settings.matmul.fp32_precision)
+        first_has_left.set()
+
+    threads = [threading.Thread(target=call, args=(leaves_first,)) for leaves_first in (True, False)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert seen == ["bf16"]
+    assert settings.matmul.fp32_precision == before
+
+
+def test_the_gradient_of_the_weight_is_not_added_to_what_is_read() -> None:
+    hidden, weight, targets = make_layer(torch.float32)
+    memory = torch.zeros(257 * 24 + 100)
+    shifted = memory[100:].view(257, 24).copy_(weight)
+    arguments = targets, 0.8, make_tokens(37), PARAMS
+    for read, written in ((weight, weight), (shifted, memory[: 257 * 24].view(257, 24))):
+        with pytest.raises(RuntimeError, match="grad_weight: want memory apart from weight"):
+            linear_policy_loss_(hidden, read, *arguments, grad_weight=written)
+    both = torch.zeros(257, 48)
+    both[:, :24] = weight
+    linear_policy_loss_(hidden, both[:, :24], *arguments, grad_weight=both[:, 24:])
+    want = torch.zeros_like(weight)
+    linear_policy_loss_(hidden, weight, *arguments, grad_weight=want)
+    torch.testing.assert_close(both[:, 24:], want, atol=1e-6, rtol=1e-5)
+
+
+def test_memory_that_has_been_given_back_is_an_error() -> None:
+    hidden, weight, targets = make_layer(torch.bfloat16)
+    weight.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="weight: its storage has been freed"):
+        linear_token_logprobs(hidden, weight, targets, 0.8)
+
+
 def test_unusable_arguments_are_named() -> None:
     hidden, weight, targets = make_layer(torch.float32)
     tokens = make_tokens(37, is_shared=True)
@@ -281,6 +330,11 @@ def test_unusable_arguments_are_named() -> None:
     by_sequence = replace(PARAMS, ratio=RatioKind.SEQUENCE)
     with pytest.raises(RuntimeError, match="two passes"):
         linear_policy_loss_(hidden, weight, targets, 0.8, tokens, by_sequence, grad_weight=buffer)
+    with pytest.raises(RuntimeError, match="targets"):
+        linear_token_logprobs(hidden, weight, targets + 257, 0.8)
+    with pytest.raises(RuntimeError, match="host_row_offsets"):
+        plan = LinearPlan(host_row_offsets=torch.empty(0, dtype=torch.int64))
+        linear_policy_loss(hidden, weight, targets, 0.8, make_tokens(37), PARAMS, plan=plan)
     assert tokens.row_offsets is not None
     broken = replace(tokens, row_offsets=tokens.row_offsets + 1)
     with pytest.raises(RuntimeError, match="row_offsets"):

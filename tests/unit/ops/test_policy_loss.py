@@ -414,3 +414,8 @@ def test_bad_arguments_are_named() -> None:
     falling = dataclasses.replace(_with_sequences(tokens), sequence_offsets=torch.tensor([0, 5, 3, 64]))
     with pytest.raises(RuntimeError, match="sequence_offsets: want offsets that do not decrease"):
         policy_loss(logprobs, entropy, falling, _params(ratio=RatioKind.SEQUENCE))
+
+
+def test_a_sequences_sum_has_no_graph() -> None:
+    values = torch.ones(3, requires_grad=True)
+    assert not sequence_reduce(values, None, torch.tensor([0, 3]), mean=True).requires_grad

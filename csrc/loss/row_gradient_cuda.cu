@@ -27,10 +27,9 @@ struct GradientLine {
   int target;  // column, or kNoColumn
 };
 
-// Where a segment ends: its columns, and those of them that are not padding.
+// Where the columns of a segment end, those of padding left out.
 struct TileBounds {
   int end;
-  int live;
   bool are_aligned;  // rows in and out
 };
 
@@ -113,14 +112,14 @@ SIMT_DEVICE void GradientTile(const T* logits, const GradientLine& line, int sta
   if (is_mine) StoreTarget<kHasThreshold>(target, line, out);
 }
 
-// Any tile, a group at a time; columns from bounds.live on are padding, whose gradient is zero.
+// Any tile, a group at a time.
 template <typename T, bool kHasThreshold, typename Out>
 SIMT_DEVICE void GradientGroups(const T* logits, const GradientLine& line, int start,
                                 const TileBounds& bounds, Out* out) {
   SIMT_NO_UNROLL
   for (int group = 0; group < kTileGroups; ++group) {
     const int column = GroupColumn<T>(start, group);
-    const simt::Vector<T> x = LoadGroup(logits, column, bounds.live, bounds.are_aligned);
+    const simt::Vector<T> x = LoadGroup(logits, column, bounds.end, bounds.are_aligned);
     StoreGroup(GradientGroup<T, kHasThreshold, Out>(x, line), column, bounds.end,
                bounds.are_aligned, out);
     if (line.target >= column && line.target < column + Tile<T>::kLanes) {
@@ -135,6 +134,14 @@ SIMT_DEVICE void ZeroSegment(int begin, int end, T* out) {
   const simt::Vector<T> zeros = {};
   for (int start = begin; start < end; start += kRowThreads * Tile<T>::kLanes) {
     StoreGroup(zeros, GroupColumn<T>(start, 0), end, is_aligned, out);
+  }
+}
+
+// From any column on.
+template <typename T>
+SIMT_DEVICE void ZeroPadding(int begin, int end, T* out) {
+  for (int column = begin + static_cast<int>(threadIdx.x); column < end; column += kRowThreads) {
+    out[column] = T{};
   }
 }
 
@@ -158,15 +165,16 @@ GradientKernel(Rows<T> rows, TokenLogprobGradients in, Out* grad_logits, int64_t
     }
     const GradientLine line = MakeLine(rows, in, row, g, h);
     const T* logits = rows.logits + row * rows.stride;
-    const TileBounds bounds = {end, rows.live < end ? rows.live : end,
+    const TileBounds bounds = {rows.live < end ? rows.live : end,
                                simt::IsVectorAligned(logits) && simt::IsVectorAligned(out)};
-    for (int start = begin; start < end; start += Tile<T>::kColumns) {
-      if (bounds.are_aligned && start + Tile<T>::kColumns <= bounds.live) {
+    for (int start = begin; start < bounds.end; start += Tile<T>::kColumns) {
+      if (bounds.are_aligned && start + Tile<T>::kColumns <= bounds.end) {
         GradientTile<T, kHasThreshold>(logits, line, start, out);
       } else {
         GradientGroups<T, kHasThreshold>(logits, line, start, bounds, out);
       }
     }
+    ZeroPadding(bounds.end > begin ? bounds.end : begin, end, out);
   }
 }
 

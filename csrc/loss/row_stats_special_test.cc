@@ -225,6 +225,21 @@ TEST(RowPadding, ColumnsFromVocabSizeOnCountAsMinusInfinityWhateverTheyHold) {
   }
 }
 
+TEST(RowPadding, ANaNOfTheRowDoesNotReachItsGradient) {
+  Logits x(1, 16, 16, DType::kFloat32);
+  x.Set(0, 2, kQuietNaN);
+  const int64_t target = 1;
+  LogitRows rows{x.view(), &target};
+  rows.vocab_size = 9;
+  const Results got = Forward({rows}, Serially());
+  std::vector<float> grad(16, 9.0f);
+  const float g = 1.5f;
+  Backward(rows, {got.lse.data(), nullptr, &g, nullptr}, {grad.data(), 1, 16, 16, DType::kFloat32},
+           Serially());
+  for (size_t j = 0; j < 9; ++j) EXPECT_TRUE(std::isnan(grad[j])) << j;
+  for (size_t j = 9; j < 16; ++j) EXPECT_EQ(grad[j], 0.0f) << j;
+}
+
 TEST(RowPadding, ItIsCountedFromTheStartOfTheVocabulary) {
   Logits x(1, 20, 20, DType::kFloat32);
   x.Randomize(9, 3.0f);

@@ -104,7 +104,7 @@ TANDEM_TOKEN_MATH float LogOnePlus(float y) {
 TANDEM_TOKEN_MATH float LogCoshHalf(float gap, float term, float opposite_term) {
   const float far = 0.5f * Magnitude(gap) - 0.69314718055994530942f;
   const float near = 0.5f * LogOnePlus(0.25f * (term + opposite_term));
-  return Select(Magnitude(gap) > 20.0f, far, near);
+  return Select(Magnitude(gap) <= 20.0f, near, far);  // far also for NaN, which `near` would hide
 }
 
 // nan_to_num(x, 0, 0, 0).
@@ -293,10 +293,11 @@ TANDEM_TOKEN_MATH KlTerms KlOf(const PolicyLossBounds& bounds, const PolicyToken
       Select(bounds.kl == KlKind::kK3, slope_k3, Select(bounds.kl == KlKind::kK2, d, -1.0f));
   const float weight = Select(bounds.weighs_kl, FiniteOrZero(sampling_ratio), 1.0f);
   const float value = weight * estimate;
-  const bool passes = (Magnitude(unclamped) <= bounds.kl_input_clamp) &
-                      (Magnitude(value) <= bounds.kl_output_clamp);
+  // False for NaN, whose gradient must not look like that of a clamped estimate.
+  const bool is_clamped =
+      (Magnitude(unclamped) > bounds.kl_input_clamp) | (Magnitude(value) > bounds.kl_output_clamp);
   return {ClampTo(value, -bounds.kl_output_clamp, bounds.kl_output_clamp),
-          Select(passes, value - weight * slope, 0.0f)};
+          Select(is_clamped, 0.0f, value - weight * slope)};
 }
 
 // A column's value for the formulas: a token that does not count has numbers that do no harm.

@@ -66,6 +66,7 @@ TEST(PolicyLossMathTest, TheJensenShannonEstimateIsLogCosh) {
     const double want = half - std::log(2.0) + std::log1p(std::exp(-2 * half));
     EXPECT_NEAR(got, want, 1e-6 * want + 1e-9) << gap;
   }
+  EXPECT_TRUE(std::isnan(LogCoshHalf(kNaN, kNaN, kNaN)));
 }
 
 TEST(PolicyLossMathTest, ClampsKeepNaNAndTheirBounds) {

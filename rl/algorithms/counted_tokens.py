@@ -78,9 +78,13 @@ class CountedTokens:
     def log_ratios(self) -> Tensor:
         """Return log(p / p_prev), [K] with gradient, within +-LOG_RATIO_CLAMP; no gradient flows from beyond it.
 
-        The exponential of what lies beyond would be infinite soon, and its gradient no number.
+        The exponential of what lies beyond would be infinite soon, and its gradient no number. What is no number stays
+        so, in value and gradient, and the optimizer will not step on it.
         """
-        return (self.logprobs - self.prev_logprobs).clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP)
+        log_ratios = self.logprobs - self.prev_logprobs
+        is_beyond = log_ratios.abs() > LOG_RATIO_CLAMP
+        # A clamp of the whole would give NaN the gradient 0.
+        return torch.where(is_beyond, log_ratios.detach().clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP), log_ratios)
 
     def num_clamped_log_ratios(self) -> int:
         """Return how many of the tokens `log_ratios` changes."""

@@ -228,12 +228,15 @@ def test_a_users_loss_works_on_every_way(tiny_model: Path) -> None:
     _assert_alike(load(tiny_model), _columns(make_batch(3)), _UserLoss(), share_prefixes="on")
 
 
-def test_a_loss_that_is_no_number_makes_gradients_that_are_none(tiny_model: Path) -> None:
-    batch = _columns(make_batch(3))
-    assert batch.advantages is not None
-    spoiled = batch.with_columns(advantages=torch.full_like(batch.advantages, torch.nan))
+@pytest.mark.parametrize("column", ["advantages", "prev_logprobs", "reference_logprobs"])
+@pytest.mark.parametrize("options", [{}, {"sequence_level_importance_ratios": True, "token_level_loss": False}])
+def test_a_loss_that_is_no_number_makes_gradients_that_are_none(
+    tiny_model: Path, options: dict[str, Any], column: str
+) -> None:
+    batch, loss = _columns(make_batch(3)), objective(reference_policy_kl_penalty=0.1, **options)
+    spoiled = batch.with_columns(**{column: torch.full((batch.num_tokens,), torch.nan)})
     for settings in (TORCH, NATIVE):
-        report, gradients = _run(load(tiny_model), spoiled, objective(), settings)
+        report, gradients = _run(load(tiny_model), spoiled, loss, settings)
         assert report.loss != report.loss
         assert _has_nan(list(gradients.values()))
 

@@ -80,11 +80,17 @@ SIMT_DEVICE SequenceTerms SequenceOf(const Call& call, int64_t token) {
   return call.sequences[next - 1];
 }
 
+// Of one row: the sums over its tokens.
+struct RowGradients {
+  float logprob = 0.0f;
+  float entropy = 0.0f;
+};
+
 // Adds a token to the sums and to its row's gradients. All loads stand before the branch on the
 // weight, so that they are under way together.
 template <bool kIsSequence, bool kHasReference>
 SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float entropy, double* sums,
-                           float* grad_logprob, float* grad_entropy) {
+                           RowGradients* gradients) {
   const PolicyLossTokens& tokens = call.inputs.tokens;
   const PolicyToken token = {logprob,
                              entropy,
@@ -100,8 +106,8 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
   const GeneratorTerms generator = GeneratorTermsOf<kIsSequence>(call.bounds, token, sequence);
   const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
       call.bounds, token, sequence, generator.factor, generator.sampling_ratio);
-  *grad_logprob += terms.grad_logprob;
-  *grad_entropy += terms.grad_entropy;
+  gradients->logprob += terms.grad_logprob;
+  gradients->entropy += terms.grad_entropy;
   const auto add = [&](int metric, float value) { sums[metric] += value; };
   VisitSums(generator, add);
   VisitSums(terms, add);
@@ -118,15 +124,13 @@ SIMT_DEVICE void WalkRow(const Call& call, int64_t row, double* sums) {
   const int64_t* offsets = call.inputs.tokens.row_offsets;
   const int64_t begin = offsets == nullptr ? row : offsets[row];
   const int64_t end = offsets == nullptr ? row + 1 : offsets[row + 1];
-  float grad_logprob = 0.0f;
-  float grad_entropy = 0.0f;
+  RowGradients gradients;
   for (int64_t i = begin; i < end; ++i) {
     WalkToken<kIsSequence, kHasReference>(call, i, call.inputs.logprobs[row],
-                                          call.inputs.entropy[row], sums, &grad_logprob,
-                                          &grad_entropy);
+                                          call.inputs.entropy[row], sums, &gradients);
   }
-  call.outputs.grad_logprobs[row] = grad_logprob;
-  if (call.outputs.grad_entropy != nullptr) call.outputs.grad_entropy[row] = grad_entropy;
+  call.outputs.grad_logprobs[row] = gradients.logprob;
+  if (call.outputs.grad_entropy != nullptr) call.outputs.grad_entropy[row] = gradients.entropy;
 }
 
 // The combination of a metric over the lanes of a warp, in every lane.

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from rl.core.errors import ConfigError
-from rl.ops.logprobs import LogprobImpl
+from rl.ops.logprobs import IGNORE_INDEX, LogprobImpl
 from rl.ops.native_logprobs import dense_gradient
 from rl.ops.shard_steps import ShardReading, ShardSteps, Upstream, shard_steps
 
@@ -157,6 +157,11 @@ def _sum_in_rank_order(part: Tensor, group: GatherGroup | None) -> Tensor:
     return total
 
 
+def _live_rows(weight: Tensor, reading: ShardReading) -> Tensor:
+    """Return the rows before the padding, which may hold anything: 0 x NaN is NaN in a product."""
+    return weight if reading.vocab_size is None else weight[: max(0, reading.vocab_size - reading.start)]
+
+
 def _multiply(left: Tensor, right: Tensor) -> Tensor:
     """Return the product in float32. 16-bit products of CPUs are slow where they exist, and round their result."""
     if left.is_cuda and left.dtype != torch.float32:
@@ -201,9 +206,10 @@ class _LinearVocabParallelLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         count = hidden.shape[0]
         stats = torch.empty((4, count), dtype=torch.float32, device=hidden.device)
+        live = _live_rows(weight, plan.reading)
         for begin in range(0, count, chunk_rows):
             end = min(begin + chunk_rows, count)
-            logits = _multiply(hidden[begin:end], weight.t())
+            logits = _multiply(hidden[begin:end], live.t())
             stats[:, begin:end] = plan.steps.stats(logits, targets[begin:end], plan.reading)
         logprobs, entropy, lse = plan.steps.finish(_gather(stats, plan.group), targets)
         ctx.save_for_backward(hidden, weight, targets, lse, entropy)
@@ -220,12 +226,15 @@ class _LinearVocabParallelLogprobs(torch.autograd.Function):
         upstream = Upstream(lse, entropy, dense_gradient(grad_logprobs), dense_gradient(grad_entropy))
         grad_hidden = torch.empty(hidden.shape, dtype=torch.float32, device=hidden.device)
         grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        live = _live_rows(weight, ctx.plan.reading)
+        is_ignored = (targets == IGNORE_INDEX).unsqueeze(1)
         for begin in range(0, hidden.shape[0], ctx.chunk_rows):
             end = min(begin + ctx.chunk_rows, hidden.shape[0])
-            logits = _multiply(hidden[begin:end], weight.t())
+            logits = _multiply(hidden[begin:end], live.t())
             ctx.plan.steps.gradient_into(logits, targets[begin:end], ctx.plan.reading, upstream.rows(begin, end))
             grad_logits = logits.to(hidden.dtype)
-            grad_hidden[begin:end] = _multiply(grad_logits, weight)
-            grad_weight += _multiply(grad_logits.t(), hidden[begin:end])
+            grad_hidden[begin:end] = _multiply(grad_logits, live)
+            counted = hidden[begin:end].masked_fill(is_ignored[begin:end], 0)
+            grad_weight[: live.shape[0]] += _multiply(grad_logits.t(), counted)
         grad_hidden = _sum_in_rank_order(grad_hidden, ctx.plan.group)
         return grad_hidden.to(hidden.dtype), grad_weight.to(weight.dtype), None, None, None

@@ -236,6 +236,26 @@ def test_a_sharded_head_gives_the_numbers_and_gradients_of_a_whole_one(
     torch.testing.assert_close(got_weight / want[3].abs().max(), want[3] / want[3].abs().max(), atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("impl", ["native", "torch"])
+def test_masked_rows_and_padding_of_a_head_may_hold_anything(impl: LogprobImpl) -> None:
+    generator = torch.Generator().manual_seed(3)
+    hidden, weight = torch.randn(9, 8, generator=generator), torch.randn(16, 8, generator=generator)
+    targets = torch.randint(12, (9,), generator=generator)
+    targets[3] = -100
+
+    def gradients(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        leaves = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
+        logprobs, _ = linear_vocab_parallel_logprobs(
+            *leaves, targets, 0.8, VocabShard(vocab_size=12), impl=impl, chunk_rows=4
+        )
+        return logprobs.detach(), *torch.autograd.grad(logprobs.sum(), leaves)
+
+    want = gradients(hidden, weight)
+    hidden[3], weight[12:] = math.nan, math.inf
+    for got, expected in zip(gradients(hidden, weight), want, strict=True):
+        assert torch.equal(got, expected)
+
+
 def test_unusable_settings_are_refused_by_name() -> None:
     logits, targets = make_rows(9, torch.float32)
     other: Any = "triton"

@@ -259,8 +259,9 @@ class LinearCall {
     const ConstMatrixView hidden = RowsOf(rows_.hidden, begin, count);
     int64_t first = 0;
     for (int64_t i = 0; i <= count; ++i) {
-      const bool is_taken = i < count && (!backend_.is_host_memory || IsFiniteRow(hidden, i) ||
-                                          RowHasGradient(begin, i, upstream));
+      const bool is_taken =
+          i < count && (!backend_.is_host_memory || RowHasGradient(begin, i, upstream) ||
+                        IsFiniteRow(hidden, i));
       if (is_taken) continue;
       const Status status = first == i ? OkStatus()
                                        : AddToWeight(RowsOf(slab, first, i - first),

@@ -51,6 +51,7 @@ enum class Fault {
   kRaceInWarp,
   kRaceBetweenHalves,
   kRaceWithAtomics,
+  kRaceOfAnAtomic,
   kWriteAfterRead,
   kOverrunStatic,
   kUnderrunDynamic,

@@ -112,6 +112,17 @@ SIMT_KERNEL(kThreads) RaceWithAtomics(float* out) {
   if (threadIdx.x == kThreads - 1) out[0] = static_cast<float>(values[0]);
 }
 
+// The barrier of the first warp orders its atomics after the write, and not those of the second.
+SIMT_KERNEL(kThreads) RaceOfAnAtomic(float* out) {
+  SIMT_SHARED(int, values, 1);
+  if (threadIdx.x == 0) values[0] = 0;
+  __syncthreads();
+  if (threadIdx.x == 0) values[0] = 1;
+  __syncwarp();
+  atomicAdd(&values[0], 1);
+  out[threadIdx.x] = 1.0f;
+}
+
 SIMT_KERNEL(kThreads) WriteAfterRead(float* out) {
   SIMT_SHARED(float, values, kThreads);
   values[threadIdx.x] = 1.0f;
@@ -173,6 +184,8 @@ Kernel KernelOf(Fault fault) {
       return RaceBetweenHalves;
     case Fault::kRaceWithAtomics:
       return RaceWithAtomics;
+    case Fault::kRaceOfAnAtomic:
+      return RaceOfAnAtomic;
     case Fault::kWriteAfterRead:
       return WriteAfterRead;
     case Fault::kTooMuchStatic:

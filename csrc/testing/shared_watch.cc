@@ -50,22 +50,19 @@ void SharedWatch::Add(int thread, Users* users) const {
 }
 
 Finding SharedWatch::OnByte(int thread, Cell* cell, Access access) const {
-  if (access != Access::kWrite && cell->writers.epoch < block_start_) {
-    return {Finding::kUninitialised};
+  const uint32_t written = std::max(cell->writers.epoch, cell->atomics.epoch);
+  if (access != Access::kWrite && written < block_start_) return {Finding::kUninitialised};
+  if (Races(cell->writers, thread)) return {Finding::kRace, 0, cell->writers.Single(), true};
+  if (access != Access::kAtomic && Races(cell->atomics, thread)) {
+    return {Finding::kRace, 0, cell->atomics.Single(), true};
   }
-  const bool are_atomic = access == Access::kAtomic && cell->is_atomic;
-  if (cell->writers.epoch == epoch_ && !are_atomic && !IsOrdered(cell->writers, thread)) {
-    return {Finding::kRace, 0, cell->writers.Single(), true};
-  }
-  if (access == Access::kRead) {
-    Add(thread, &cell->readers);
-    return {};
-  }
-  if (cell->readers.epoch == epoch_ && !IsOrdered(cell->readers, thread)) {
+  if (access != Access::kRead && Races(cell->readers, thread)) {
     return {Finding::kRace, 0, cell->readers.Single(), false};
   }
-  Add(thread, &cell->writers);
-  cell->is_atomic = access == Access::kAtomic;
+  Users* users = access == Access::kRead    ? &cell->readers
+                 : access == Access::kWrite ? &cell->writers
+                                            : &cell->atomics;
+  Add(thread, users);
   return {};
 }
 

@@ -49,12 +49,15 @@ class SharedWatch {
 
   // Epochs count barriers and blocks and never start again: old cells need no clearing.
   struct Cell {
-    Users writers;  // several only where they are atomic
+    Users writers;
+    Users atomics;
     Users readers;
-    bool is_atomic = false;
   };
 
   bool IsOrdered(const Users& before, int now) const;
+  bool Races(const Users& before, int now) const {
+    return before.epoch == epoch_ && !IsOrdered(before, now);
+  }
   void Add(int thread, Users* users) const;
   Finding OnByte(int thread, Cell* cell, Access access) const;
 

@@ -314,6 +314,7 @@ TEST_P(Reports, RacesWhateverTheOrder) {
   // The one half may read before the other has written at all.
   ExpectReport({Fault::kRaceBetweenHalves, {"of values, which"}});
   ExpectReport({Fault::kRaceWithAtomics, {"race", "of values, which"}});
+  ExpectReport({Fault::kRaceOfAnAtomic, {"race", "of values, which"}});
   ExpectReport({Fault::kWriteAfterRead, {"race", "of values, which thread"}});
 }
 

@@ -290,14 +290,13 @@ TEST(PolicyLossTest, NaNOfACountedTokenIsLeftVisible) {
 }
 
 TEST(PolicyLossTest, NaNOfAReferenceIsNoClampedEstimate) {
+  PolicyLossParams params;
+  params.kl_coef = 0.1f;
+  params.kl_input_clamp = params.kl_output_clamp = 10.0f;
+  PolicyProblem problem = OneToken(-1.0f, -1.0f, 1.0f);
+  problem.reference = {kNaN};
   for (const KlKind kl : {KlKind::kK1, KlKind::kK2, KlKind::kK3}) {
-    PolicyLossParams params;
     params.kl = kl;
-    params.kl_coef = 0.1f;
-    params.kl_input_clamp = 20.0f;
-    params.kl_output_clamp = 10.0f;
-    PolicyProblem problem = OneToken(-1.0f, -1.0f, 1.0f);
-    problem.reference = {kNaN};
     const Result got = Compute(problem, params);
     EXPECT_TRUE(std::isnan(got.metrics[kLoss]));
     EXPECT_TRUE(std::isnan(got.grad_logprobs[0]));
@@ -308,10 +307,8 @@ TEST(PolicyLossTest, NaNOfTheGeneratorIsLeftVisibleInItsDistances) {
   PolicyProblem problem = OneToken(-1.0f, -1.0f, 1.0f);
   problem.generation = {kNaN};
   const Result got = Compute(problem, PolicyLossParams());
-  for (const PolicyMetric metric :
-       {kMultProbError, kGenerationKl, kPolicyKl, kJsDivergence, kApproxEntropy}) {
+  for (const int metric : {kMultProbError, kGenerationKl, kPolicyKl, kJsDivergence, kApproxEntropy})
     EXPECT_TRUE(std::isnan(got.metrics[metric])) << metric;
-  }
 }
 
 // Rows of 0 to 3 tokens, empty rows at both ends; the first offset is `first`.

@@ -291,15 +291,13 @@ TEST(PolicyLossTest, NaNOfACountedTokenIsLeftVisible) {
 
 TEST(PolicyLossTest, NaNOfAReferenceIsNoClampedEstimate) {
   PolicyLossParams params;
-  params.kl_coef = 0.1f;
-  params.kl_input_clamp = params.kl_output_clamp = 10.0f;
+  params.kl_coef = params.kl_input_clamp = params.kl_output_clamp = 10.0f;
   PolicyProblem problem = OneToken(-1.0f, -1.0f, 1.0f);
   problem.reference = {kNaN};
   for (const KlKind kl : {KlKind::kK1, KlKind::kK2, KlKind::kK3}) {
     params.kl = kl;
     const Result got = Compute(problem, params);
-    EXPECT_TRUE(std::isnan(got.metrics[kLoss]));
-    EXPECT_TRUE(std::isnan(got.grad_logprobs[0]));
+    EXPECT_TRUE(std::isnan(got.metrics[kLoss]) && std::isnan(got.grad_logprobs[0]));
   }
 }
 

@@ -26,6 +26,7 @@ _waiting: list[Callable[[], None]] = []
 _loading = threading.Lock()  # the workers of a LocalCluster are threads
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiled call loads while it is traced
 def require_native() -> None:
     """Load the native operators, and register what `on_load` was given.
 

@@ -36,8 +36,7 @@ def bucket_copy(sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         FatalError: the native library is missing.
         RuntimeError: a tensor is unusable; the message names the list.
     """
-    if not torch.compiler.is_compiling():
-        require_native()
+    require_native()
     if len(sources) == 0 and len(targets) == 0:
         return
     torch.ops.tandem.bucket_copy_([source.detach() for source in sources], [target.detach() for target in targets])
@@ -101,8 +100,7 @@ def quantize_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
         FatalError: the native library is missing.
         RuntimeError: the tensor is unusable.
     """
-    if not torch.compiler.is_compiling():
-        require_native()
+    require_native()
     codes, scales = torch.ops.tandem.quantize_fp8(tensor.detach())
     return codes, scales
 

@@ -160,13 +160,12 @@ def linear_token_logprobs(
     if impl != "native":
         raise ConfigError(f"policy.logprob_impl={impl!r} is unknown; use native or torch")
     numbers = (temperature, plan.vocab_size, *plan.arguments(hidden, weight))
-    if not torch.compiler.is_compiling():
-        require_native()
-        if grad_weight is not None:
-            logprobs, entropy = _IntoBuffer.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-                hidden, weight, targets, numbers, (grad_weight,)
-            )
-            return logprobs, entropy
+    require_native()
+    if grad_weight is not None and not torch.compiler.is_compiling():
+        logprobs, entropy = _IntoBuffer.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            hidden, weight, targets, numbers, (grad_weight,)
+        )
+        return logprobs, entropy
     with _exact_bfloat16_products(hidden):
         logprobs, entropy, _ = torch.ops.tandem.linear_logprobs_fwd(hidden, weight, targets, *numbers)
     return logprobs, entropy
@@ -200,11 +199,11 @@ def linear_policy_loss(
         RuntimeError: an argument is unusable; the message names it.
     """
     arguments = _policy_arguments(targets, temperature, tokens, params, (hidden, weight, plan))
+    require_native()
     if torch.compiler.is_compiling():
         outputs = torch.ops.tandem.linear_policy_loss(hidden, weight, *arguments)
         _, _, logprobs, entropy, metrics = outputs
         return LinearPolicyLoss(metrics[PolicyMetric.LOSS.value].float(), logprobs, entropy, metrics.detach())
-    require_native()
     loss, logprobs, entropy, metrics = _OnePass.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
         hidden, weight, arguments
     )

@@ -45,11 +45,10 @@ def native_token_logprobs(
         RuntimeError: an argument has the wrong shape, dtype, device or layout; the message names it.
     """
     arguments = (logits, targets, temperature, thresholds, vocab_size)
-    if not torch.compiler.is_compiling():
-        require_native()
-        if consume_logits and torch.is_grad_enabled() and logits.requires_grad:
-            logprobs, entropy = _ConsumingTokenLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's
-            return logprobs, entropy
+    require_native()
+    if consume_logits and not torch.compiler.is_compiling() and torch.is_grad_enabled() and logits.requires_grad:
+        logprobs, entropy = _ConsumingTokenLogprobs.apply(*arguments)  # type: ignore[no-untyped-call]  # torch's
+        return logprobs, entropy
     logprobs, entropy, _ = torch.ops.tandem.token_logprobs_fwd(*arguments)
     return logprobs, entropy
 
@@ -67,8 +66,7 @@ def native_logits_threshold(logits: Tensor, top_k: int, top_p: float, temperatur
         FatalError: the library is missing.
         RuntimeError: an argument is unusable; the message names it.
     """
-    if not torch.compiler.is_compiling():
-        require_native()
+    require_native()
     thresholds: Tensor = torch.ops.tandem.logits_threshold(logits.detach(), top_k, top_p, temperature)
     return thresholds
 

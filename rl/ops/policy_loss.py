@@ -225,8 +225,7 @@ def policy_loss(
         FatalError: the native library is missing.
         RuntimeError: a column has the wrong shape, dtype, device or layout; the message names it.
     """
-    if not torch.compiler.is_compiling():
-        require_native()
+    require_native()
     _, _, metrics = torch.ops.tandem.policy_loss(logprobs, entropy, *tokens.columns(), params.kinds(), params.numbers())
     return PolicyLossResult(metrics[PolicyMetric.LOSS.value].to(torch.float32), metrics.detach())
 
@@ -243,8 +242,7 @@ def sequence_reduce(values: Tensor, weights: Tensor | None, sequence_offsets: Te
     Returns:
         [S] float32.
     """
-    if not torch.compiler.is_compiling():
-        require_native()
+    require_native()
     reduced: Tensor = torch.ops.tandem.sequence_reduce(values.detach(), weights, sequence_offsets, mean)
     return reduced
 

@@ -1,6 +1,8 @@
 """The row operators as torch sees them: registration, compilation, memory, threads, errors."""
 
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -244,3 +246,21 @@ def test_float16_logits_may_be_as_large_as_the_dtype(rows: tuple[Tensor, Tensor]
     logits[0, 3] = 65504
     logprobs, entropy = native_token_logprobs(logits, torch.tensor([3]), 0.5)
     assert logprobs.tolist() == entropy.tolist() == [0.0]
+
+
+COMPILED_FIRST = """
+import torch
+from rl.ops.logprobs import token_logprobs
+
+logits, targets = torch.randn(5, 33, requires_grad=True), torch.arange(5)
+logprobs = lambda x: token_logprobs(x, targets, 0.7, impl="native")[0]
+want = torch.log_softmax(logits.detach() / 0.7, dim=-1)[torch.arange(5), targets]
+compiled = torch.compile(logprobs, fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(compiled(logits).detach(), want)
+print("compiled")
+"""
+
+
+def test_a_compiled_call_may_be_the_first_one_of_the_process() -> None:
+    command = [sys.executable, "-c", COMPILED_FIRST]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout == "compiled\n"

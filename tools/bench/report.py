@@ -27,7 +27,7 @@ def parse(description: str | None, name: str, arguments: Sequence[str] | None, *
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", type=torch.device, help="cpu | cuda")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it may take a minute")
-    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes; by default over the one in tools/bench/results")
+    parser.add_argument("--out", type=Path, default=None, help="where the JSON goes; default: tools/bench/results")
     options = parser.parse_args(arguments)
     options.name = name
     if options.out is None:

@@ -61,7 +61,7 @@ def plan_build(tools: Toolchain, folder: Path, root: Path = ROOT) -> BuildPlan:
     if tools.cublas is None:
         missing = (
             f"{KERNELS} is not linked: cublasLt.h with its library is neither in {tools.toolkit} nor in the wheel "
-            "nvidia-cublas of this Python"
+            "nvidia-cublas of this Python; name its folder with --cublas"
         )
     else:
         library = [_cuda_host_step(tools, source, folder, root) for source in cuda_host_sources(root)]

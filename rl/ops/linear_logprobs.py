@@ -32,7 +32,7 @@ from rl.core.errors import ConfigError, FatalError
 from rl.core.native import on_load, require_native
 from rl.ops.logprobs import LogprobImpl, token_logprobs
 from rl.ops.native_logprobs import dense_gradient, mark_written
-from rl.ops.policy_loss import PolicyLossParams, PolicyLossTokens, PolicyMetric, name_metrics
+from rl.ops.policy_loss import PolicyLossParams, PolicyLossTokens, PolicyMetric, hand_out_gradients, name_metrics
 
 # Bytes of logits that a CPU's chunk may have: 256 rows of a vocabulary of 49152 in float32.
 _CPU_SLAB_BYTES = 50_331_648
@@ -320,19 +320,8 @@ class _OnePass(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise FatalError(
-                "linear_policy_loss: this graph has been walked, and its gradients are used up; compute the loss again"
-            )
-        if grad_loss is None:
-            return None, None, None
-        (grad_hidden, grad_weight), ctx.gradients = ctx.gradients, None
-        wants_hidden, wants_weight, _ = ctx.needs_input_grad
-        return (
-            grad_hidden.mul_(grad_loss) if wants_hidden else None,
-            grad_weight.mul_(grad_loss).to(ctx.weight_dtype) if wants_weight else None,
-            None,
-        )
+        grad_hidden, grad_weight = hand_out_gradients(ctx, grad_loss, "linear_policy_loss")
+        return grad_hidden, None if grad_weight is None else grad_weight.to(ctx.weight_dtype), None
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from rl.core.errors import FatalError
 from rl.core.native import on_load, require_native
 from rl.ops.kl import KlEstimator
 
@@ -215,6 +216,8 @@ def policy_loss(
 ) -> PolicyLossResult:
     """Return the loss of the tokens, and the sums behind its metrics.
 
+    Outside torch.compile the graph can be walked once, because the gradients are scaled in place.
+
     Args:
         logprobs: [R] float32, of the trained policy.
         entropy: [R] float32; its gradient is that of the entropy bonus.
@@ -222,12 +225,18 @@ def policy_loss(
         params: the objective.
 
     Raises:
-        FatalError: the native library is missing.
+        FatalError: the native library is missing; or, in the backward, the graph has already been walked.
         RuntimeError: a column has the wrong shape, dtype, device or layout; the message names it.
     """
+    arguments = (*tokens.columns(), params.kinds(), params.numbers())
     require_native()
-    _, _, metrics = torch.ops.tandem.policy_loss(logprobs, entropy, *tokens.columns(), params.kinds(), params.numbers())
-    return PolicyLossResult(metrics[PolicyMetric.LOSS.value].to(torch.float32), metrics.detach())
+    if torch.compiler.is_compiling():
+        _, _, metrics = torch.ops.tandem.policy_loss(logprobs, entropy, *arguments)
+        return PolicyLossResult(metrics[PolicyMetric.LOSS.value].to(torch.float32), metrics.detach())
+    loss, metrics = _ReadyGradients.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        logprobs, entropy, arguments
+    )
+    return PolicyLossResult(loss, metrics)
 
 
 def sequence_reduce(values: Tensor, weights: Tensor | None, sequence_offsets: Tensor, *, mean: bool) -> Tensor:
@@ -245,6 +254,49 @@ def sequence_reduce(values: Tensor, weights: Tensor | None, sequence_offsets: Te
     require_native()
     reduced: Tensor = torch.ops.tandem.sequence_reduce(values.detach(), weights, sequence_offsets, mean)
     return reduced
+
+
+class _ReadyGradients(torch.autograd.Function):
+    """The operator whose gradients wait in the graph, and become those of the leaves without a copy."""
+
+    @staticmethod
+    def forward(ctx: Any, logprobs: Tensor, entropy: Tensor, arguments: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+        *ctx.gradients, metrics = torch.ops.tandem.policy_loss(logprobs, entropy, *arguments)
+        ctx.mark_non_differentiable(metrics)
+        ctx.set_materialize_grads(False)
+        return metrics[PolicyMetric.LOSS.value].to(torch.float32), metrics
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *hand_out_gradients(ctx, grad_loss, "policy_loss"), None
+
+
+def hand_out_gradients(ctx: Any, upstream: Tensor | None, function: str) -> list[Tensor | None]:
+    """Scale the gradients that an autograd function has kept in `ctx.gradients`, where they stand, and forget them.
+
+    Forgotten they belong to whom they are handed: autograd then takes their memory for a leaf's `grad`.
+
+    Args:
+        ctx: of the function; `gradients` are those of its first arguments.
+        upstream: the gradient of its scalar; None: there is none, and nothing happens.
+        function: whose graph it is, for the message.
+
+    Raises:
+        FatalError: they have been handed out.
+    """
+    if ctx.gradients is None:
+        raise FatalError(
+            f"{function}: this graph has been walked, and its gradients are used up; compute the loss again"
+        )
+    gradients, wanted = ctx.gradients, ctx.needs_input_grad
+    if upstream is None:
+        return [None] * len(gradients)
+    ctx.gradients = None
+    # A product with 1 is not made where looking costs nothing; a device would have to be waited for.
+    is_one = upstream.device.type == "cpu" and upstream.item() == 1.0
+    kept = [gradient if wants else None for gradient, wants in zip(gradients, wanted, strict=False)]
+    return [gradient if gradient is None or is_one else gradient.mul_(upstream) for gradient in kept]
 
 
 def _register_formulas() -> None:

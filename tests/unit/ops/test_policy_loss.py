@@ -16,6 +16,7 @@ from rl.algorithms.counted_tokens import CountedTokens
 from rl.algorithms.native_loss import NativePolicyLoss, native_form
 from rl.algorithms.policy_gradient import PolicyGradientLoss
 from rl.core.batch import TrainBatch
+from rl.core.errors import FatalError
 from rl.core.metrics import Metric
 from rl.core.native import require_native
 from rl.ops.policy_loss import (
@@ -322,11 +323,41 @@ def test_results_are_bitwise_equal_on_one_and_two_threads(thread_count: None) ->
 def test_the_upstream_gradient_scales_both_gradients() -> None:
     logprobs, entropy, tokens = _columns()
     leaves = [logprobs.requires_grad_(), entropy.requires_grad_()]
-    loss = policy_loss(leaves[0], leaves[1], tokens, _params()).loss
-    plain = torch.autograd.grad(loss, leaves, retain_graph=True)
-    scaled = torch.autograd.grad(-4 * loss, leaves)
+    plain = torch.autograd.grad(policy_loss(leaves[0], leaves[1], tokens, _params()).loss, leaves)
+    scaled = torch.autograd.grad(-4 * policy_loss(leaves[0], leaves[1], tokens, _params()).loss, leaves)
     assert all(torch.equal(-4 * a, b) for a, b in zip(plain, scaled, strict=True))
     assert plain[1].tolist() == pytest.approx((-0.01 * tokens.shares * tokens.weights).tolist())
+
+
+def test_a_graph_is_walked_once() -> None:
+    logprobs, entropy, tokens = _columns()
+    loss = policy_loss(logprobs.requires_grad_(), entropy, tokens, _params()).loss
+    torch.autograd.backward(loss, retain_graph=True)
+    first = logprobs.grad
+    assert first is not None and entropy.grad is None
+    before = first.clone()
+    with pytest.raises(FatalError, match="policy_loss: this graph has been walked"):
+        torch.autograd.backward(loss)
+    assert torch.equal(first, before)
+
+
+@pytest.mark.parametrize("factor", [1.0, -4.0])
+def test_the_gradients_of_leaves_are_the_operators_own_memory(factor: float) -> None:
+    logprobs, entropy, tokens = _columns()
+    leaves = [logprobs.requires_grad_(), entropy.requires_grad_()]
+    loss = policy_loss(leaves[0], leaves[1], tokens, _params()).loss
+    node = loss.grad_fn
+    assert node is not None
+    waiting = [gradient.data_ptr() for gradient in node.gradients]  # type: ignore[attr-defined]  # of the function
+    torch.autograd.backward(factor * loss)
+    assert [leaf.grad.data_ptr() for leaf in leaves if leaf.grad is not None] == waiting
+
+
+def test_no_gradient_is_kept_where_none_is_wanted() -> None:
+    logprobs, entropy, tokens = _columns()
+    with torch.no_grad():
+        result = policy_loss(logprobs.requires_grad_(), entropy, tokens, _params())
+    assert not result.loss.requires_grad and not result.metrics.requires_grad
 
 
 def test_tokens_that_share_a_row_add_to_its_gradient() -> None:

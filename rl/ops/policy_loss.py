@@ -34,20 +34,23 @@ class RatioKind(enum.Enum):
 
 
 class SurrogateKind(enum.Enum):
-    """How advantage and ratio make a loss."""
+    """How advantage A and ratio r make a loss; clip(r) is r within [1 - clip_low, 1 + clip_high]."""
 
-    CLIP = 0
-    CISPO = 1
-    UNCLIPPED = 2
+    CLIP = 0  # max(-A r, -A clip(r)); with dual_clip c and A < 0, at most -A c
+    CISPO = 1  # -A clip(r) logprob, without gradient through clip(r)
+    UNCLIPPED = 2  # -A r, whatever the ratio is
 
 
 class CorrectionKind(enum.Enum):
-    """What becomes of the weights for the generator's distance."""
+    """What becomes of the weight w = exp(prev_logprob - generation_logprob) that a token's loss is multiplied by.
 
-    OFF = 0  # a metric only
-    RAW = 1
-    TIS = 2
-    ICEPOP = 3
+    With SEQUENCE ratios the exponent is the sum over the sequence. A w that is no finite number is 0.
+    """
+
+    OFF = 0  # 1 in the loss; w is a metric only
+    RAW = 1  # w
+    TIS = 2  # clamp(w, correction_low, correction_high)
+    ICEPOP = 3  # w where correction_low <= w <= correction_high, else 0
 
 
 class PolicyMetric(enum.Enum):
@@ -86,6 +89,37 @@ _KL_KINDS: dict[KlEstimator, int] = {"k1": 0, "k2": 1, "k3": 2}
 @dataclass(frozen=True)
 class PolicyLossParams:
     """One objective.
+
+    Clipped ratios, truncated generator weights and a KL penalty; ratios are 1 here, for there are no prev_logprobs:
+
+        >>> params = PolicyLossParams(
+        ...     ratio=RatioKind.TOKEN,
+        ...     surrogate=SurrogateKind.CLIP,
+        ...     clip_low=0.2,
+        ...     clip_high=0.28,
+        ...     dual_clip=None,
+        ...     correction=CorrectionKind.TIS,
+        ...     correction_low=0.0,
+        ...     correction_high=2.0,
+        ...     kl="k3",
+        ...     kl_coef=0.01,
+        ...     kl_importance_weight=False,
+        ...     kl_input_clamp=20.0,
+        ...     kl_output_clamp=10.0,
+        ...     entropy_coef=0.0,
+        ... )
+        >>> logprobs, entropy = torch.tensor([-1.0, -2.0], requires_grad=True), torch.ones(2)
+        >>> tokens = PolicyLossTokens(
+        ...     generation_logprobs=torch.tensor([-1.0, -2.0]),
+        ...     advantages=torch.tensor([1.0, -0.5]),
+        ...     shares=torch.tensor([0.5, 0.5]),  # the mean over both tokens
+        ...     weights=torch.ones(2),
+        ...     reference_logprobs=torch.tensor([-1.0, -2.0]),
+        ... )
+        >>> result = policy_loss(logprobs, entropy, tokens, params)
+        >>> result.loss.backward()
+        >>> result.loss.item(), logprobs.grad
+        (-0.25, tensor([-0.5000,  0.2500]))
 
     Attributes:
         ratio: What the advantage multiplies.

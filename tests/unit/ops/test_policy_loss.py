@@ -1,6 +1,7 @@
 """The native policy loss against its torch form: values, gradients, metrics; and what torch asks of an operator."""
 
 import dataclasses
+import doctest
 import itertools
 import math
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import rl.ops.policy_loss
 from rl.algorithms.counted_tokens import CountedTokens
 from rl.algorithms.native_loss import NativePolicyLoss, native_form
 from rl.algorithms.policy_gradient import PolicyGradientLoss
@@ -192,6 +194,27 @@ def test_any_values_agree_with_the_torch_form_in_float64(
     _assert_agree(_by_operator(loss, batch, *columns), want, term)
 
 
+@pytest.mark.parametrize(
+    ("kind", "factors"),
+    [
+        (CorrectionKind.OFF, [1.0, 1.0, 1.0]),
+        (CorrectionKind.RAW, [0.5, 1.0, 4.0]),
+        (CorrectionKind.TIS, [0.75, 1.0, 2.0]),
+        (CorrectionKind.ICEPOP, [0.0, 1.0, 0.0]),
+    ],
+)
+def test_a_correction_multiplies_the_loss_as_its_kind_says(kind: CorrectionKind, factors: list[float]) -> None:
+    prev, ones = torch.full((3,), -1.0), torch.ones(3)
+    generation = prev - torch.tensor([0.5, 1.0, 4.0]).log()
+    tokens = PolicyLossTokens(generation, advantages=ones, shares=ones, weights=ones, prev_logprobs=prev)
+    params = _params(correction=kind, correction_low=0.75, correction_high=2.0, entropy_coef=0.0)
+    leaf = prev.clone().requires_grad_()
+    loss = policy_loss(leaf, ones, tokens, params).loss
+    (grad,) = torch.autograd.grad(loss, [leaf])
+    assert grad.tolist() == pytest.approx([-factor for factor in factors])
+    assert loss.item() == pytest.approx(-sum(factors))
+
+
 def test_log_ratios_beyond_the_clamp_count_and_learn_nothing_in_both_forms() -> None:
     batch = loss_batch([-1.0, -1.0], [1.0, 1.0], [-25.0, -1.0], [-1.0, -1.0])
     columns = (batch, *(scatter_sampled(batch.loss_mask, torch.tensor(v)) for v in ([-1.0, -1.2], [0.1, 0.2])))
@@ -318,6 +341,11 @@ def test_results_are_bitwise_equal_on_one_and_two_threads(thread_count: None) ->
 
     for one, two in zip(outcome(1), outcome(2), strict=True):
         assert torch.equal(one, two)
+
+
+def test_the_example_of_an_objective_says_what_comes_out() -> None:
+    examples = doctest.DocTestFinder(recurse=False).find(PolicyLossParams, globs=dict(vars(rl.ops.policy_loss)))
+    assert [doctest.DocTestRunner().run(example) for example in examples] == [doctest.TestResults(0, 6)]
 
 
 def test_the_upstream_gradient_scales_both_gradients() -> None:

@@ -172,9 +172,9 @@ def _open_latest_unfinished(log_dir: Path, fingerprint: str, say: Say, obstacle:
         if folder is not None:
             say(f"going on in the unfinished run {path}; to start a new one instead: --resume never")
             return folder
-        say(f"{path} has this configuration but is in use by process {_owner(path)}")
+        say(f"{path} has the same semantic configuration but is in use by process {_owner(path)}")
     if finished is not None and blocked is None:
-        say(f"{finished} with this configuration is finished; starting a new run")
+        say(f"{finished} has the same semantic configuration and is finished; starting a new run")
     return None
 
 

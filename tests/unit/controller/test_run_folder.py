@@ -69,7 +69,8 @@ def test_a_finished_run_started_again_starts_a_new_one_and_says_so(tmp_path: Pat
     said: list[str] = []
     second = open_quietly(tmp_path, said=said)
     assert second.path.name == "exp_002"
-    assert said == [f"{tmp_path / 'exp_001'} with this configuration is finished; starting a new run"]
+    reason = "has the same semantic configuration and is finished"
+    assert said == [f"{tmp_path / 'exp_001'} {reason}; starting a new run"]
     second.release()
 
 
@@ -121,7 +122,8 @@ def test_a_folder_in_use_by_a_living_process_is_never_taken(tmp_path: Path) -> N
     said: list[str] = []
     folder = open_quietly(tmp_path, said=said)
     assert folder.path.name == "exp_002"
-    assert said == [f"{tmp_path / 'exp_001'} has this configuration but is in use by process {holder.pid}"]
+    reason = "has the same semantic configuration but is in use"
+    assert said == [f"{tmp_path / 'exp_001'} {reason} by process {holder.pid}"]
     folder.release()
     with pytest.raises(ConfigError, match=f"in use by process {holder.pid}"):
         open_quietly(tmp_path, str(tmp_path / "exp_001"))

@@ -2,7 +2,6 @@
 
 #include <dlfcn.h>
 #include <torch/csrc/stable/ops.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -10,13 +9,11 @@
 #include <system_error>
 #include <vector>
 
+#include "csrc/bindings/checks.h"
 #include "csrc/common/parallel_for.h"
 
 namespace tandem {
 namespace {
-
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
 
 constexpr char kCudaLibrary[] = "libtandem_cuda.so";
 constexpr int64_t kAlignment = 256;
@@ -97,10 +94,9 @@ void* CurrentCudaStream(int32_t device) {
     void* scope = torch_cuda == nullptr ? RTLD_DEFAULT : torch_cuda;
     return reinterpret_cast<Function>(dlsym(scope, "aoti_torch_get_current_cuda_stream"));
   }();
-  STD_TORCH_CHECK(get != nullptr, "this torch does not say which CUDA stream is current");
+  Check(get != nullptr, "this torch does not say which CUDA stream is current");
   void* stream = nullptr;
-  STD_TORCH_CHECK(get(device, &stream) == 0, "torch gives no current stream of CUDA device ",
-                  device);
+  Check(get(device, &stream) == 0, "torch gives no current stream of CUDA device ", device);
   return stream;
 }
 
@@ -113,9 +109,9 @@ const CudaLibrary& OpenCudaLibrary() {
 
 Backend BackendOf(const Tensor& tensor) {
   if (tensor.is_cpu()) return {kCpuKernels, {TorchParallelFor(), nullptr}, nullptr, nullptr};
-  STD_TORCH_CHECK(tensor.is_cuda(), "native operators run on the CPU and on CUDA devices only");
+  Check(tensor.is_cuda(), "native operators run on the CPU and on CUDA devices only");
   const CudaLibrary& library = OpenCudaLibrary();
-  STD_TORCH_CHECK(library.tables != nullptr, library.failure);
+  Check(library.tables != nullptr, library.failure);
   const int32_t device = tensor.get_device_index();
   auto guard = std::make_unique<torch::stable::accelerator::DeviceGuard>(device);
   return {library.tables->loss,

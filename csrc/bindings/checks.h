@@ -4,11 +4,12 @@
 
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <sstream>
+#include <stdexcept>
 
 #include "csrc/common/status.h"
 #include "csrc/common/tensor_view.h"
@@ -18,7 +19,23 @@ namespace tandem {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-inline void RaiseUnlessOk(const Status& status) { STD_TORCH_CHECK(status.ok(), status.message()); }
+// Becomes a RuntimeError with this text. Not torch's STD_TORCH_CHECK, whose messages begin with the
+// place in this source, which tells a user nothing.
+template <typename... Parts>
+[[noreturn]] void Raise(const Parts&... parts) {
+  std::ostringstream text;
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+template <typename... Parts>
+void Check(bool condition, const Parts&... parts) {
+  if (!condition) [[unlikely]] {
+    Raise(parts...);
+  }
+}
+
+inline void RaiseUnlessOk(const Status& status) { Check(status.ok(), status.message()); }
 
 inline const char* NameOf(ScalarType dtype) {
   switch (dtype) {
@@ -49,8 +66,7 @@ inline bool IsOnSameDevice(const Tensor& tensor, const Tensor& like) {
 }
 
 inline void CheckDevice(const Tensor& tensor, const Tensor& like, const char* name) {
-  STD_TORCH_CHECK(IsOnSameDevice(tensor, like), name,
-                  ": want a tensor on the device of the first argument");
+  Check(IsOnSameDevice(tensor, like), name, ": want a tensor on the device of the first argument");
 }
 
 // The dtypes that csrc computes with.
@@ -63,28 +79,27 @@ inline DType DTypeOf(const Tensor& tensor, const char* name) {
     case ScalarType::Half:
       return DType::kFloat16;
     default:
-      STD_TORCH_CHECK(false, name, ": want float32, bfloat16 or float16, got ",
-                      NameOf(tensor.scalar_type()));
+      Raise(name, ": want float32, bfloat16 or float16, got ", NameOf(tensor.scalar_type()));
   }
 }
 
 // A sharded parameter whose storage has been given back has a shape, but no memory.
 inline void CheckMemory(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, name,
-                  ": its storage has been freed");
+  Check(tensor.numel() == 0 || tensor.const_data_ptr() != nullptr, name,
+        ": its storage has been freed");
 }
 
 // [rows, cols] of such a dtype with adjacent columns and rows that may lie apart, not overlap.
 inline ConstMatrixView MatrixOf(const Tensor& tensor, const char* name) {
-  STD_TORCH_CHECK(tensor.dim() == 2, name, ": want 2 dimensions, got ", tensor.dim());
+  Check(tensor.dim() == 2, name, ": want 2 dimensions, got ", tensor.dim());
   const DType dtype = DTypeOf(tensor, name);
   const int64_t rows = tensor.size(0);
   const int64_t cols = tensor.size(1);
-  STD_TORCH_CHECK(cols <= 1 || rows == 0 || tensor.stride(1) == 1, name,
-                  ": want adjacent columns (stride 1), got stride ", tensor.stride(1));
-  STD_TORCH_CHECK(rows <= 1 || tensor.stride(0) >= cols, name,
-                  ": want rows that do not overlap, got row stride ", tensor.stride(0), " for ",
-                  cols, " columns");
+  Check(cols <= 1 || rows == 0 || tensor.stride(1) == 1, name,
+        ": want adjacent columns (stride 1), got stride ", tensor.stride(1));
+  Check(rows <= 1 || tensor.stride(0) >= cols, name,
+        ": want rows that do not overlap, got row stride ", tensor.stride(0), " for ", cols,
+        " columns");
   CheckMemory(tensor, name);
   // The stride of a single row says nothing; torch may leave anything there.
   return {tensor.const_data_ptr(), rows, cols, rows <= 1 ? cols : tensor.stride(0), dtype};
@@ -96,19 +111,18 @@ inline MatrixView MutableMatrixOf(const Tensor& tensor, const char* name) {
 }
 
 inline void CheckShape(const Tensor& tensor, int64_t rows, int64_t cols, const char* name) {
-  STD_TORCH_CHECK(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == cols, name,
-                  ": want [", rows, ", ", cols, "]");
+  Check(tensor.dim() == 2 && tensor.size(0) == rows && tensor.size(1) == cols, name, ": want [",
+        rows, ", ", cols, "]");
 }
 
 // A contiguous [count] of one dtype on the device of `like`.
 inline void CheckVector(const Tensor& vector, ScalarType dtype, int64_t count, const Tensor& like,
                         const char* name) {
   CheckDevice(vector, like, name);
-  STD_TORCH_CHECK(vector.scalar_type() == dtype, name, ": want ", NameOf(dtype), ", got ",
-                  NameOf(vector.scalar_type()));
-  STD_TORCH_CHECK(vector.dim() == 1 && vector.size(0) == count, name,
-                  ": want [N] with N = ", count);
-  STD_TORCH_CHECK(vector.is_contiguous(), name, ": want a contiguous tensor");
+  Check(vector.scalar_type() == dtype, name, ": want ", NameOf(dtype), ", got ",
+        NameOf(vector.scalar_type()));
+  Check(vector.dim() == 1 && vector.size(0) == count, name, ": want [N] with N = ", count);
+  Check(vector.is_contiguous(), name, ": want a contiguous tensor");
   CheckMemory(vector, name);
 }
 
@@ -135,8 +149,7 @@ inline const int64_t* IntegersOrNull(const std::optional<Tensor>& vector, int64_
 }
 
 inline float PositiveFloat(double value, const char* name) {
-  STD_TORCH_CHECK(std::isfinite(value) && value > 0, name, ": want a finite number > 0, got ",
-                  value);
+  Check(std::isfinite(value) && value > 0, name, ": want a finite number > 0, got ", value);
   return static_cast<float>(value);
 }
 

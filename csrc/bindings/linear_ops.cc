@@ -37,7 +37,7 @@ Tensor NewFloats(const Tensor& like, int64_t count) {
 }
 
 Tensor NewWeightGradient(const Tensor& weight) {
-  STD_TORCH_CHECK(weight.dim() == 2, "weight: want 2 dimensions, got ", weight.dim());
+  Check(weight.dim() == 2, "weight: want 2 dimensions, got ", weight.dim());
   return torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}, ScalarType::Float);
 }
 
@@ -52,8 +52,7 @@ void CheckApart(const Tensor& written, const Tensor& other, const char* name) {
   };
   const bool are_dense = written.is_contiguous() && other.is_contiguous();
   const bool overlap = begin < other_begin + bytes(other) && other_begin < begin + bytes(written);
-  STD_TORCH_CHECK(are_dense ? !overlap : begin != other_begin,
-                  "grad_weight: want memory apart from ", name);
+  Check(are_dense ? !overlap : begin != other_begin, "grad_weight: want memory apart from ", name);
 }
 
 // The call's arguments as csrc takes them, and the tensors that stand behind them.
@@ -67,12 +66,11 @@ class LinearCall {
     rows_.targets = IntegersOf(targets, rows_.hidden.rows, hidden, "targets");
     rows_.temperature = PositiveFloat(options.temperature, "temperature");
     if (options.vocab_size.has_value()) {
-      STD_TORCH_CHECK(*options.vocab_size > 0, "vocab_size: want a number > 0, got ",
-                      *options.vocab_size);
+      Check(*options.vocab_size > 0, "vocab_size: want a number > 0, got ", *options.vocab_size);
       rows_.vocab_size = *options.vocab_size;
     }
     plan_ = {options.chunk_rows, options.float32_logits ? DType::kFloat32 : rows_.hidden.dtype};
-    STD_TORCH_CHECK(plan_.chunk_rows > 0, "chunk_rows: want a number > 0, got ", plan_.chunk_rows);
+    Check(plan_.chunk_rows > 0, "chunk_rows: want a number > 0, got ", plan_.chunk_rows);
     memory_ =
         NewWorkspace(hidden, LinearWorkspaceBytes(rows_, plan_, backend_.kernels, num_tokens));
     MakeGemm();
@@ -92,8 +90,8 @@ class LinearCall {
                             bool accumulate) const {
     CheckDevice(grad_weight, hidden_, "grad_weight");
     CheckShape(grad_weight, rows_.weight.rows, rows_.weight.cols, "grad_weight");
-    STD_TORCH_CHECK(grad_weight.scalar_type() == ScalarType::Float,
-                    "grad_weight: want float32, got ", NameOf(grad_weight.scalar_type()));
+    Check(grad_weight.scalar_type() == ScalarType::Float, "grad_weight: want float32, got ",
+          NameOf(grad_weight.scalar_type()));
     CheckApart(grad_weight, weight_, "weight");
     CheckApart(grad_weight, hidden_, "hidden");
     return {MutableMatrixOf(grad_hidden, "grad_hidden"),
@@ -105,9 +103,8 @@ class LinearCall {
     CheckDevice(weight, hidden, "weight");
     const ScalarType wanted = hidden.scalar_type();
     if (weight.scalar_type() == wanted) return weight;
-    STD_TORCH_CHECK(weight.scalar_type() == ScalarType::Float,
-                    "weight: want float32 or the dtype of hidden, got ",
-                    NameOf(weight.scalar_type()));
+    Check(weight.scalar_type() == ScalarType::Float,
+          "weight: want float32 or the dtype of hidden, got ", NameOf(weight.scalar_type()));
     return torch::stable::to(weight, wanted);
   }
 
@@ -187,15 +184,14 @@ std::tuple<Tensor, Tensor> LogprobsBackwardOp(const Tensor& hidden, const Tensor
 // Offsets of the tokens where the host can read them: themselves on the CPU.
 const int64_t* HostOffsets(const OptionalTensor& row_offsets, const OptionalTensor& host,
                            int64_t num_rows) {
-  STD_TORCH_CHECK(row_offsets.has_value() || !host.has_value(),
-                  "host_row_offsets: want them with row_offsets only");
+  Check(row_offsets.has_value() || !host.has_value(),
+        "host_row_offsets: want them with row_offsets only");
   if (!row_offsets.has_value()) return nullptr;
   if (!host.has_value()) {
-    STD_TORCH_CHECK(row_offsets->is_cpu(),
-                    "host_row_offsets: want a copy of row_offsets on the CPU");
+    Check(row_offsets->is_cpu(), "host_row_offsets: want a copy of row_offsets on the CPU");
     return row_offsets->const_data_ptr<int64_t>();
   }
-  STD_TORCH_CHECK(host->is_cpu(), "host_row_offsets: want a tensor on the CPU");
+  Check(host->is_cpu(), "host_row_offsets: want a tensor on the CPU");
   return IntegersOf(*host, num_rows + 1, *host, "host_row_offsets");
 }
 

@@ -33,12 +33,10 @@ LogitRows Rows(const Tensor& logits, const Tensor& targets, const RowOptions& op
   rows.targets = IntegersOf(targets, rows.logits.rows, logits, "targets");
   rows.temperature = PositiveFloat(options.temperature, "temperature");
   rows.thresholds = FloatsOrNull(options.thresholds, rows.logits.rows, logits, "thresholds");
-  STD_TORCH_CHECK(options.vocab_start >= 0, "vocab_start: want a number >= 0, got ",
-                  options.vocab_start);
+  Check(options.vocab_start >= 0, "vocab_start: want a number >= 0, got ", options.vocab_start);
   rows.vocab_start = options.vocab_start;
   if (options.vocab_size.has_value()) {
-    STD_TORCH_CHECK(*options.vocab_size > 0, "vocab_size: want a number > 0, got ",
-                    *options.vocab_size);
+    Check(*options.vocab_size > 0, "vocab_size: want a number > 0, got ", *options.vocab_size);
     rows.vocab_size = *options.vocab_size;
   }
   return rows;
@@ -86,11 +84,11 @@ Tensor LogitsStatsOp(const Tensor& logits, const Tensor& targets, double tempera
 }
 
 std::tuple<Tensor, Tensor, Tensor> StatsFinishOp(const Tensor& stats, const Tensor& targets) {
-  STD_TORCH_CHECK(stats.scalar_type() == ScalarType::Float, "stats: want float32, got ",
-                  NameOf(stats.scalar_type()));
-  STD_TORCH_CHECK(stats.dim() == 3 && stats.size(0) > 0 && stats.size(1) == 4,
-                  "stats: want [R, 4, N] with R > 0");
-  STD_TORCH_CHECK(stats.is_contiguous(), "stats: want a contiguous tensor");
+  Check(stats.scalar_type() == ScalarType::Float, "stats: want float32, got ",
+        NameOf(stats.scalar_type()));
+  Check(stats.dim() == 3 && stats.size(0) > 0 && stats.size(1) == 4,
+        "stats: want [R, 4, N] with R > 0");
+  Check(stats.is_contiguous(), "stats: want a contiguous tensor");
   IntegersOf(targets, stats.size(2), stats, "targets");
   return Finish(stats, stats.size(0), targets, BackendOf(stats));
 }
@@ -160,8 +158,8 @@ void TokenLogprobsBackwardInPlaceOp(Tensor logits, const Tensor& targets, const 
 
 Tensor LogitsThresholdOp(const Tensor& logits, int64_t top_k, double top_p, double temperature) {
   const ConstMatrixView view = MatrixOf(logits, "logits");
-  STD_TORCH_CHECK(top_k >= 0, "top_k: want a number >= 0, got ", top_k);
-  STD_TORCH_CHECK(top_p > 0 && top_p <= 1, "top_p: want a number in (0, 1], got ", top_p);
+  Check(top_k >= 0, "top_k: want a number >= 0, got ", top_k);
+  Check(top_p > 0 && top_p <= 1, "top_p: want a number in (0, 1], got ", top_p);
   const ThresholdParams params = {top_k, static_cast<float>(top_p),
                                   PositiveFloat(temperature, "temperature")};
   const Backend backend = BackendOf(logits);

@@ -33,18 +33,18 @@ int64_t TableBytes(int64_t num_items) {
 CopyItem ItemOf(const Tensor& source, const Tensor& target, const Tensor& first) {
   CheckDevice(source, first, "sources");
   CheckDevice(target, first, "targets");
-  STD_TORCH_CHECK(source.is_contiguous(), "sources: want contiguous tensors");
-  STD_TORCH_CHECK(target.is_contiguous(), "targets: want contiguous tensors");
-  STD_TORCH_CHECK(source.numel() == target.numel(), "targets: want ", source.numel(),
-                  " elements as the source has, got ", target.numel());
+  Check(source.is_contiguous(), "sources: want contiguous tensors");
+  Check(target.is_contiguous(), "targets: want contiguous tensors");
+  Check(source.numel() == target.numel(), "targets: want ", source.numel(),
+        " elements as the source has, got ", target.numel());
   return {source.const_data_ptr(), target.mutable_data_ptr(), source.numel(),
           DTypeOf(source, "sources"), DTypeOf(target, "targets")};
 }
 
 // On the CPU, wherever the tensors are.
 Tensor BucketTableOp(const Tensors& sources, const Tensors& targets) {
-  STD_TORCH_CHECK(sources.size() == targets.size(), "targets: want ", sources.size(),
-                  " tensors, one per source, got ", targets.size());
+  Check(sources.size() == targets.size(), "targets: want ", sources.size(),
+        " tensors, one per source, got ", targets.size());
   const auto num_items = static_cast<int64_t>(sources.size());
   const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
   Tensor table = torch::stable::empty({TableBytes(num_items)}, ScalarType::Byte, std::nullopt, cpu);
@@ -62,8 +62,8 @@ Tensor BucketTableOp(const Tensors& sources, const Tensors& targets) {
 
 // `table` is where the tensors are; num_tiles is the last entry of its prefix.
 void BucketCopyTableOp(const Tensor& table, int64_t num_items, int64_t num_tiles) {
-  STD_TORCH_CHECK(num_items >= 0 && num_items <= table.numel(),
-                  "num_items: want a number >= 0 of items that are in the table, got ", num_items);
+  Check(num_items >= 0 && num_items <= table.numel(),
+        "num_items: want a number >= 0 of items that are in the table, got ", num_items);
   CheckVector(table, ScalarType::Byte, TableBytes(num_items), table, "table");
   const auto* items = static_cast<const CopyItem*>(table.const_data_ptr());
   const auto* tile_prefix = reinterpret_cast<const int64_t*>(items + num_items);

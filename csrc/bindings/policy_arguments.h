@@ -3,7 +3,6 @@
 #pragma once
 
 #include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/util/Exception.h>
 
 #include <cstdint>
 #include <optional>
@@ -50,25 +49,25 @@ inline void CheckOffsets(const std::optional<Tensor>& offsets, int64_t last, con
   if (!offsets.has_value() || !offsets->is_cpu()) return;
   const int64_t* values = offsets->const_data_ptr<int64_t>();
   const int64_t count = offsets->numel();
-  STD_TORCH_CHECK(values[0] == 0 && values[count - 1] == last, name, ": want offsets from 0 to ",
-                  last, ", got ", values[0], " to ", values[count - 1]);
+  Check(values[0] == 0 && values[count - 1] == last, name, ": want offsets from 0 to ", last,
+        ", got ", values[0], " to ", values[count - 1]);
   for (int64_t i = 1; i < count; ++i) {
-    STD_TORCH_CHECK(values[i - 1] <= values[i], name, ": want offsets that do not decrease, got ",
-                    values[i - 1], " before ", values[i]);
+    Check(values[i - 1] <= values[i], name, ": want offsets that do not decrease, got ",
+          values[i - 1], " before ", values[i]);
   }
 }
 
 template <typename Enum>
 Enum KindOf(int64_t value, Enum last, const char* name) {
-  STD_TORCH_CHECK(value >= 0 && value <= static_cast<int64_t>(last), name, ": want 0 ... ",
-                  static_cast<int64_t>(last), ", got ", value);
+  Check(value >= 0 && value <= static_cast<int64_t>(last), name, ": want 0 ... ",
+        static_cast<int64_t>(last), ", got ", value);
   return static_cast<Enum>(value);
 }
 
 inline PolicyLossParams ParamsOf(const std::vector<int64_t>& kinds,
                                  const std::vector<double>& numbers) {
-  STD_TORCH_CHECK(kinds.size() == 5, "kinds: want 5 numbers, got ", kinds.size());
-  STD_TORCH_CHECK(numbers.size() == 9, "numbers: want 9 numbers, got ", numbers.size());
+  Check(kinds.size() == 5, "kinds: want 5 numbers, got ", kinds.size());
+  Check(numbers.size() == 9, "numbers: want 9 numbers, got ", numbers.size());
   const auto number = [&](size_t i) { return static_cast<float>(numbers[i]); };
   PolicyLossParams params;
   params.ratio = KindOf(kinds[0], RatioKind::kSequence, "ratio");

@@ -21,8 +21,8 @@ using OptionalTensor = std::optional<Tensor>;
 
 int64_t NumSequences(const OptionalTensor& sequence_offsets) {
   if (!sequence_offsets.has_value()) return 0;
-  STD_TORCH_CHECK(sequence_offsets->dim() == 1 && sequence_offsets->numel() > 0,
-                  "sequence_offsets: want [S + 1]");
+  Check(sequence_offsets->dim() == 1 && sequence_offsets->numel() > 0,
+        "sequence_offsets: want [S + 1]");
   return sequence_offsets->numel() - 1;
 }
 

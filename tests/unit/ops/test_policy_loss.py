@@ -463,17 +463,17 @@ def test_bad_arguments_are_named() -> None:
     logprobs, entropy, tokens = _columns()
     for name in ("advantages", "prev_logprobs", "weights"):
         broken = dataclasses.replace(tokens, **{name: tokens.__dict__[name].double()})
-        with pytest.raises(RuntimeError, match=f"{name}: want float32, got float64"):
+        with pytest.raises(RuntimeError, match=f"^{name}: want float32, got float64"):
             policy_loss(logprobs, entropy, broken, _params())
     with pytest.raises(RuntimeError, match="entropy: want"):
         policy_loss(logprobs, entropy[:-1], tokens, _params())
     with pytest.raises(RuntimeError, match="row_offsets"):
         offsets = torch.zeros(65, dtype=torch.int64)
         policy_loss(logprobs, entropy, dataclasses.replace(tokens, row_offsets=offsets), _params())
-    with pytest.raises(RuntimeError, match="num_sequences"):
+    with pytest.raises(RuntimeError, match="^num_sequences"):
         policy_loss(logprobs, entropy, tokens, _params(ratio=RatioKind.SEQUENCE))
     falling = dataclasses.replace(_with_sequences(tokens), sequence_offsets=torch.tensor([0, 5, 3, 64]))
-    with pytest.raises(RuntimeError, match="sequence_offsets: want offsets that do not decrease"):
+    with pytest.raises(RuntimeError, match="^sequence_offsets: want offsets that do not decrease"):
         policy_loss(logprobs, entropy, falling, _params(ratio=RatioKind.SEQUENCE))
 
 

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tools.bench.machine import ROOT, conditions, load
-from tools.gpu.build import KERNELS, BuildError, plan_build, run_build
+from tools.gpu.build import KERNELS, BuildError, BuildPlan, plan_build, run_build
 from tools.gpu.toolchain import Toolchain, find_toolchain
 
 # Seconds kept for the parts that follow, while one runs.
@@ -45,22 +45,8 @@ class Budget:
         return False
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line."""
-    parser = argparse.ArgumentParser(prog="tools/gpu_check", description=__doc__)
-    parser.add_argument("--compile-only", action="store_true", help="stop before anything runs on a GPU")
-    parser.add_argument("--arch", default=None, help="to compile for, such as 90; default: that of the GPU")
-    parser.add_argument("--cublas", type=Path, default=None, help="a folder with include/cublasLt.h and lib/")
-    parser.add_argument("--build-dir", type=Path, default=Path("/tmp/tandem_native"))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=345.0, help="for everything; what does not fit is left out")
-    parser.add_argument("--out", type=Path, default=ROOT / "tools" / "bench" / "results" / "gpu.json")
-    return parser.parse_args(arguments)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what fits; return 0 if the build and every check that ran passed."""
-    options = parse(arguments)
+def main(options: argparse.Namespace) -> int:
+    """Do what fits, by the options of tools.gpu.options; return 0 if the build and every check that ran passed."""
     budget = Budget(options.seconds - _REPORT_S)
     try:
         tools = find_toolchain(options.arch, options.cublas)
@@ -75,10 +61,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{error}\n")
         return 1
     say(f"built {', '.join(step.output.name for step in plan.links)} in {options.build_dir}")
-    reason = why_not_run(options.compile_only, plan.missing)
+    if options.compile_only:
+        say(describe_build(plan))
+        return 0
+    reason = why_not_run(plan.missing)
     if reason:
         say(f"nothing was run: {reason}")
-        return 0 if options.compile_only else 1
+        return 1
     os.environ["RL_NATIVE_DIR"] = str(options.build_dir)
     report = {**describe(tools), "build_s": seconds, "load_before": load()}
     report |= run_parts(budget)
@@ -88,12 +77,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return summarise(report, options.out)
 
 
-def why_not_run(compile_only: bool, missing: str) -> str:
+def describe_build(plan: BuildPlan) -> str:
+    """Return what --compile-only has shown."""
+    done = f"done, as --compile-only asks: all {len(plan.compiles)} files compile"
+    if plan.missing:
+        return f"{done}; to link {KERNELS} too, name the folder of cublasLt.h and its library with --cublas"
+    return f"{done}, and both libraries link"
+
+
+def why_not_run(missing: str) -> str:
     """Return why the build is not tried out, or ""."""
     if missing:
         return missing
-    if compile_only:
-        return "--compile-only was asked for"
     return "" if torch.cuda.is_available() else "torch sees no CUDA device; add --compile-only where none is expected"
 
 

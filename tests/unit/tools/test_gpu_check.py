@@ -1,6 +1,8 @@
 """tools/gpu_check without a GPU: which commands it would run, its budget, its report."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,7 +69,19 @@ def test_without_cublas_the_operators_alone_are_linked_and_the_reason_is_named()
     plan = plan_build(toolchain(None), Path("/build"))
     assert [step.output.name for step in plan.links] == [OPERATORS]
     assert "cublasLt.h" in plan.missing
-    assert check.why_not_run(True, plan.missing) == plan.missing
+    assert check.why_not_run(plan.missing) == plan.missing
+    assert check.describe_build(plan).startswith("done, as --compile-only asks: all ")
+    assert check.describe_build(plan).endswith("--cublas")
+    assert "both libraries link" in check.describe_build(plan_build(toolchain(), Path("/build")))
+
+
+def test_the_options_are_told_without_torch() -> None:
+    # -S: no site-packages, -I: nor a PYTHONPATH.
+    command = [sys.executable, "-I", "-S", str(ROOT / "tools" / "gpu_check")]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert "--compile-only" in shown.stdout and "about six minutes" in shown.stdout
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert refused.returncode == 1 and "has no torch" in refused.stderr
 
 
 def test_cublas_is_found_where_header_and_library_lie_together(tmp_path: Path) -> None:

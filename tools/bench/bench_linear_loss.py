@@ -1,27 +1,35 @@
 """The last layer with the policy loss behind it: one pass with both gradients against the ways that recompute or keep.
 
-    tools/python tools/bench/bench_linear_loss.py        N=2048, V=49152, H=576, two threads; about 3 minutes
+    tools/python tools/bench/bench_linear_loss.py        N=2048, V=49152, H=576, two threads; about 6 minutes
     tools/python tools/bench/bench_linear_loss.py --device cuda --rows 16384 --vocab 151936 --hidden 4096
 
 The limit is what the work comes to at the speed of this machine's matrix products: the three of one pass (logits,
-gradient of the hidden states, gradient of the weight), which are measured on their own with all rows at once.
+gradient of the hidden states, gradient of the weight). They are measured on their own: with all rows at once, and in
+the chunks of our one pass, which keep the logits in the caches and add to the weight's gradient once per chunk.
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from rl.ops.linear_logprobs import linear_policy_loss_, linear_token_logprobs
+from rl.ops.linear_logprobs import default_chunk_rows, linear_policy_loss_, linear_token_logprobs
 from rl.ops.policy_loss import PolicyLossTokens
 from tools.bench import limits, report
 from tools.bench.policy_loss_case import PARAMS, Tokens, fused_loss, minimal_loss
 from tools.bench.rounds import OURS, Case, Contender
 
 EAGER = "torch eager"
+CHUNKED = "torch, chunks computed twice"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+# Twelve rounds of float32 take 170 s on two cores with AVX-512.
+_SECONDS = 180.0
+# CHUNKED is twice as slow as the slowest of the others.
+_EVERY = 4
 # Of the chunks that plain torch computes twice.
 _CHUNK_ROWS = 256
 _DEVICE_CHUNK_ROWS = 4096
@@ -29,7 +37,7 @@ _DEVICE_CHUNK_ROWS = 4096
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure and report."""
-    options = report.parse(__doc__, "linear_loss", arguments, rows=2048, vocab=49152, hidden=576)
+    options = report.parse(__doc__, "linear_loss", arguments, seconds=_SECONDS, rows=2048, vocab=49152, hidden=576)
     report.run(options, build_cases)
 
 
@@ -67,19 +75,20 @@ class Bench:
             Contender(OURS, self.one_pass),
             Contender("ours, two passes", lambda: self.differentiate(self.two_passes)),
             Contender(EAGER, lambda: self.differentiate(self.eager), is_optional=True),  # memory may not suffice
-            Contender("torch, chunks computed twice", lambda: self.differentiate(self.chunked)),
+            Contender(CHUNKED, lambda: self.differentiate(self.chunked), every=_EVERY),
         ]
         if self.with_compile:
             torch.compiler.reset()
             compiled = torch.compile(self.eager, dynamic=False)
             contenders.append(Contender("torch.compile", lambda: self.differentiate(compiled), is_optional=True))
         rows, (vocab, hidden) = self.hidden.shape[0], self.weight.shape
-        products = self.products()
+        products, chunks = self.products(), ChunkProducts(self.hidden, self.weight)
+        chunk_products = Contender("three products in our chunks", chunks.run, is_limit=True)
         return Case(
             f"{str(self.dtype).removeprefix('torch.')} linear layer and loss, N={rows} V={vocab} H={hidden}",
-            [*contenders, *products],
+            [*contenders, *products, chunk_products],
             EAGER,
-            {"products": {product.name: 1.0 for product in products}},
+            {"products": {each.name: 1.0 for each in products}, "chunk products": {chunk_products.name: 1.0}},
         )
 
     def one_pass(self) -> Sequence[Tensor]:
@@ -124,6 +133,65 @@ class Bench:
             limits.gemm(logits, self.weight, "product of hidden gradient"),
             limits.gemm(logits.t(), self.hidden, "product of weight gradient"),
         ]
+
+
+class ChunkProducts:
+    """The products of one pass as it makes them: chunk by chunk in memory that is there, adding to the weight's.
+
+    Logits and the gradient of the weight are float32, the gradients of logits and hidden states are of the dtype of
+    the operands. A CPU has no product of bfloat16 into float32: there operands that are widened before are taken, and
+    the time that our pass takes to widen them is not in here.
+    """
+
+    def __init__(self, hidden: Tensor, weight: Tensor) -> None:
+        (vocab, width), device, dtype = weight.shape, weight.device, weight.dtype
+        self.rows = min(default_chunk_rows(vocab, torch.float32, device), hidden.shape[0])
+        self.hidden, self.weight = hidden, weight
+        is_widened = device.type == "cpu" and dtype != torch.float32
+        self.has_exact_bfloat16 = device.type == "cpu" and dtype == torch.bfloat16
+        self.wide_hidden, self.wide_weight = (x.float() if is_widened else x for x in (hidden, weight))
+        slab = self.rows, -(-vocab // 64) * 64
+        self.logits = torch.empty(slab, device=device)[:, :vocab]
+        is_shared = dtype == torch.float32
+        self.grad_logits = self.logits if is_shared else torch.randn(slab, dtype=dtype, device=device)[:, :vocab]
+        # Of the third product: what the second one has, or that widened.
+        self.wide_grad_logits = self.logits if is_widened else self.grad_logits
+        self.grad_hidden = torch.empty_like(hidden)
+        self.grad_weight = torch.zeros(vocab, width, device=device)
+
+    def run(self) -> Sequence[Tensor]:
+        """Make them all."""
+        with _bfloat16_units() if self.has_exact_bfloat16 else contextlib.nullcontext():
+            for begin in range(0, self.hidden.shape[0], self.rows):
+                chunk = slice(begin, begin + self.rows)
+                rows = slice(0, self.hidden[chunk].shape[0])
+                _multiply(self.wide_hidden[chunk], self.wide_weight.t(), self.logits[rows])
+                torch.mm(self.grad_logits[rows], self.weight, out=self.grad_hidden[chunk])
+                grad_logits = self.wide_grad_logits[rows]
+                _multiply(grad_logits.t(), self.wide_hidden[chunk], self.grad_weight, adds=True)
+        return ()
+
+
+def _multiply(a: Tensor, b: Tensor, out: Tensor, *, adds: bool = False) -> None:
+    if a.dtype != out.dtype and adds:  # devices alone
+        torch.ops.aten.addmm.dtype_out(out, a, b, out.dtype, out=out)
+    elif a.dtype != out.dtype:
+        torch.ops.aten.mm.dtype_out(a, b, out.dtype, out=out)
+    elif adds:
+        out.addmm_(a, b)
+    else:
+        torch.mm(a, b, out=out)
+
+
+@contextlib.contextmanager
+def _bfloat16_units() -> Iterator[None]:
+    """Let float32 products run on bfloat16 units, as our operators do for operands that lose nothing by it."""
+    backend: Any = torch.backends.mkldnn
+    before, backend.matmul.fp32_precision = backend.matmul.fp32_precision, "bf16"
+    try:
+        yield
+    finally:
+        backend.matmul.fp32_precision = before
 
 
 def _logprobs_and_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

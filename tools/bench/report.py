@@ -17,13 +17,15 @@ RESULTS = ROOT / "tools" / "bench" / "results"
 _COLUMNS = ("", "ms", "spread", "x ours", "extra MB", "difference")
 
 
-def parse(description: str | None, name: str, arguments: Sequence[str] | None, **sizes: int) -> argparse.Namespace:
+def parse(
+    description: str | None, name: str, arguments: Sequence[str] | None, *, seconds: float = 75.0, **sizes: int
+) -> argparse.Namespace:
     """Parse the options that all benchmarks have, and the sizes that this one has, with their defaults."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for size, default in sizes.items():
         parser.add_argument(f"--{size}", type=int, default=default)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--seconds", type=float, default=75.0, help="no round of a table begins after these")
+    parser.add_argument("--seconds", type=float, default=seconds, help="no round of a table begins after these")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu", type=torch.device, help="cpu | cuda")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it may take a minute")
@@ -69,14 +71,14 @@ def format_table(table: Mapping[str, Any]) -> str:
     """Return a table as text."""
     limits = list(table["limits_s"])
     header = [*_COLUMNS, *(f"{name} / time" for name in limits), "note"]
-    lines = [header, *(_cells(row, limits) for row in table["rows"])]
+    lines = [header, *(_cells(row, limits, table["rounds"]) for row in table["rows"])]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     title = f"{table['title']} ({table['rounds']} rounds)"
     texts = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip() for line in lines]
     return "\n".join([title, *texts])
 
 
-def _cells(row: Mapping[str, Any], limits: Sequence[str]) -> list[str]:
+def _cells(row: Mapping[str, Any], limits: Sequence[str], rounds: int) -> list[str]:
     name = f"limit: {row['name']}" if row["is_limit"] else row["name"]
     if row["note"]:
         return [name, *[""] * (len(_COLUMNS) - 1 + len(limits)), row["note"]]
@@ -92,5 +94,5 @@ def _cells(row: Mapping[str, Any], limits: Sequence[str]) -> list[str]:
         f"{row['extra_mb']:.0f}",
         difference,
         *efficiency,
-        "",
+        "" if len(row["times_s"]) == rounds else f"in {len(row['times_s'])} of the rounds",
     ]

@@ -40,6 +40,7 @@ class Contender:
         prepare: Restores what a run destroys; not timed.
         is_optional: Whether a failure at the first call leaves it out, with a note.
         is_limit: Whether it is a bound on the machine and no contender.
+        every: Takes part in every so manieth round only, the first among them: for the slow.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Contender:
     prepare: Callable[[], None] = _nothing
     is_optional: bool = False
     is_limit: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True)
@@ -85,14 +87,14 @@ def measure(case: Case, effort: Effort, device: torch.device) -> dict[str, Any]:
     reference.clear()
     running = [contender for contender in case.contenders if not rows[contender.name]["note"]]
     times = _interleave(running, effort, device, {name: row["calls"] for name, row in rows.items()})
-    medians = {name: statistics.median(values) for name, values in times.items()}
+    medians = {name: statistics.median(values.values()) for name, values in times.items()}
     limits = {
         name: sum(factor * medians[part] for part, factor in parts.items()) for name, parts in case.limits.items()
     }
     for name, values in times.items():
         rows[name] |= _statistics(values, times.get(OURS), limits)
     ordered = [rows[contender.name] for contender in case.contenders]
-    return {"title": case.title, "rounds": len(next(iter(times.values()))), "rows": ordered, "limits_s": limits}
+    return {"title": case.title, "rounds": max(map(len, times.values())), "rows": ordered, "limits_s": limits}
 
 
 def _first_calls(contender: Contender, reference: list[Tensor], device: torch.device) -> dict[str, Any]:
@@ -131,8 +133,9 @@ def _difference(value: Tensor, reference: Tensor) -> float:
 
 def _interleave(
     contenders: Sequence[Contender], effort: Effort, device: torch.device, calls: Mapping[str, int]
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+) -> dict[str, dict[int, float]]:
+    """Return the seconds of each contender by the number of the round."""
+    times: dict[str, dict[int, float]] = {contender.name: {} for contender in contenders}
     start = time.perf_counter()
     for number in range(effort.rounds):
         if number >= effort.least and time.perf_counter() - start > effort.seconds:
@@ -140,8 +143,9 @@ def _interleave(
         gc.collect()
         shift = number % len(contenders)
         for contender in (*contenders[shift:], *contenders[:shift]):
-            contender.prepare()
-            times[contender.name].append(_time(contender.run, calls[contender.name], device))
+            if number % contender.every == 0:
+                contender.prepare()
+                times[contender.name][number] = _time(contender.run, calls[contender.name], device)
     return times
 
 
@@ -165,11 +169,14 @@ def _calls_per_sample(contender: Contender, device: torch.device) -> int:
     return max(1, min(100, math.ceil(_GPU_SAMPLE_S / _time(contender.run, 1, device))))
 
 
-def _statistics(times: list[float], ours: list[float] | None, limits: Mapping[str, float]) -> dict[str, Any]:
-    median = statistics.median(times)
-    row: dict[str, Any] = {"median_s": median, "spread_s": [min(times), max(times)], "times_s": times}
+def _statistics(
+    times: Mapping[int, float], ours: Mapping[int, float] | None, limits: Mapping[str, float]
+) -> dict[str, Any]:
+    seconds = list(times.values())
+    median = statistics.median(seconds)
+    row: dict[str, Any] = {"median_s": median, "spread_s": [min(seconds), max(seconds)], "times_s": seconds}
     if ours is not None:
-        row["times_ours"] = statistics.median(own / base for own, base in zip(times, ours, strict=True))
+        row["times_ours"] = statistics.median(ours[number] / base for number, base in times.items() if number in ours)
     return row | {"efficiency": {name: limit / median for name, limit in limits.items()}}
 
 

@@ -37,7 +37,8 @@ def test_a_benchmark_reports_contenders_that_agree(name: str, tmp_path: Path) ->
         assert table["rounds"] == 2 and table["limits_s"]
         assert OURS in {row["name"] for row in table["rows"]}
         for row in table["rows"]:
-            assert row["note"] == "" and len(row["times_s"]) == 2
+            assert row["note"] == ""
+            assert len(row["times_s"]) == (1 if row["name"] == bench_linear_loss.CHUNKED else 2)
             assert row["spread_s"][0] <= row["median_s"] <= row["spread_s"][1]
             assert row["extra_mb"] >= 0 and row["times_ours"] > 0
             if not row["is_limit"]:
@@ -74,6 +75,52 @@ def test_rounds_begin_with_another_contender_each() -> None:
         ["c", OURS, "b"],
         [OURS, "b", "c"],
     ]
+
+
+def test_a_slow_contender_takes_part_in_some_rounds_and_is_compared_with_those_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("tools.bench.rounds.time.perf_counter", lambda: clock[0])
+
+    def take(seconds: Sequence[float]) -> Callable[[], Sequence[Tensor]]:
+        left = iter([0.0, 0.0, *seconds])  # the first calls: one to warm up, one for memory
+
+        def run() -> Sequence[Tensor]:
+            clock[0] += next(left)
+            return ()
+
+        return run
+
+    contenders = [
+        Contender(OURS, take([1.0, 2.0, 4.0, 8.0, 16.0])),
+        Contender("slow", take([10.0, 160.0]), every=4),
+    ]
+    table = measure(Case("t", contenders, OURS), Effort(5, math.inf), torch.device("cpu"))
+    own, slow = table["rows"]
+    assert table["rounds"] == 5 and own["times_s"] == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert slow["times_s"] == [10.0, 160.0] and slow["times_ours"] == pytest.approx(0.1)
+    assert "in 2 of the rounds" in format_table(table)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_products_in_chunks_are_those_of_one_pass(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_linear_loss, "default_chunk_rows", lambda *_: 5)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(rows, 8, generator=generator).to(dtype) for rows in (12, 70))
+    products = bench_linear_loss.ChunkProducts(hidden, weight)
+    products.run()
+    products.run()
+    logits = hidden.double() @ weight.double().t()
+    torch.testing.assert_close(products.logits[:2].double(), logits[10:], rtol=1e-5, atol=1e-5)
+    # On the CPU the third product's operand is float32, and it is the memory of the logits.
+    torch.testing.assert_close(products.grad_weight.double(), 2 * logits.t() @ hidden.double(), rtol=1e-5, atol=1e-3)
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    for begin in (0, 5, 10):
+        rows = hidden[begin : begin + 5].shape[0]
+        slab = logits[begin : begin + rows] if dtype == torch.float32 else products.grad_logits[:rows].double()
+        got = products.grad_hidden[begin : begin + rows].double()
+        torch.testing.assert_close(got, slab @ weight.double(), rtol=tolerance, atol=40 * tolerance)
 
 
 def test_differences_are_relative_to_the_reference() -> None:

@@ -15,8 +15,10 @@
 #endif
 
 // Functions written in AVX-512 by hand carry TANDEM_AVX512 and run only where HasAvx512() says so.
-// Unlike the choice above they stay under sanitizers.
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+// Unlike the choice above they stay under sanitizers; TANDEM_WITHOUT_AVX512 leaves them out, for
+// tests of what other machines run.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
+    !defined(TANDEM_WITHOUT_AVX512)
 #define TANDEM_HAS_AVX512
 #define TANDEM_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma")))
 namespace tandem {

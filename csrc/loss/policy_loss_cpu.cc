@@ -9,52 +9,15 @@
 #include "csrc/loss/policy_loss.h"
 #include "csrc/loss/policy_loss_checks.h"
 #include "csrc/loss/policy_loss_math.h"
+#include "csrc/loss/policy_loss_tile.h"
 
 namespace tandem::cpu {
 namespace {
 
 constexpr int64_t kBlockTokens = 4096;
-constexpr int64_t kTileTokens = 512;
-constexpr int64_t kLanes = 16;
 constexpr int64_t kSequencesPerTask = 8;
 
-// Columns of a tile's tokens, where they stand. None is null but those of sequences.
-struct Columns {
-  const float* logprobs;
-  const float* entropy;
-  const float* prev;
-  const float* reference;
-  const float* generation;
-  const float* advantages;
-  const float* shares;
-  const float* weights;
-  const float* nll_coefs;
-};
-
-// What is made of a tile: it stays in the first cache.
-struct Tile {
-  float corrections[kTileTokens];
-  float sampling_ratios[kTileTokens];
-  // With kSequence: a SequenceTerms per token, taken apart.
-  float sequence_ratios[kTileTokens];
-  float sequence_corrections[kTileTokens];
-  float sequence_outside[kTileTokens];
-  float sequence_gradients[kTileTokens];
-  float grad_logprobs[kTileTokens];
-  float grad_entropy[kTileTokens];
-  // Columns that cannot be read where they stand: of shared rows, and of a tile with padding.
-  float staged[9][kTileTokens];
-};
-
 alignas(64) constexpr float kZeros[kTileTokens] = {};
-
-struct LaneSums {
-  double sums[kNumPolicyMetrics][kLanes];  // those of the extrema stay 0
-  float ratio_min[kLanes];
-  float ratio_max[kLanes];
-  float ratio_clamped_min[kLanes];
-  float ratio_clamped_max[kLanes];
-};
 
 TANDEM_INLINE float Smaller(float x, float y) { return Select(x < y, x, y); }
 TANDEM_INLINE float Larger(float x, float y) { return Select(x > y, x, y); }
@@ -121,9 +84,9 @@ TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_
   }
 }
 
-// count is a multiple of kLanes.
-TANDEM_MULTIARCH void TileSums(const PolicyLossBounds& bounds, const Columns& columns,
-                               bool has_reference, int64_t count, Tile* tile, LaneSums* sums) {
+TANDEM_MULTIARCH void PortableTileSums(const PolicyLossBounds& bounds, const Columns& columns,
+                                       bool has_reference, int64_t count, Tile* tile,
+                                       LaneSums* sums) {
   if (bounds.ratio != RatioKind::kSequence) {
     WalkGenerator<false>(bounds, columns, count, tile, sums);
     has_reference ? WalkLoss<false, true>(bounds, columns, count, tile, sums)
@@ -133,6 +96,14 @@ TANDEM_MULTIARCH void TileSums(const PolicyLossBounds& bounds, const Columns& co
     has_reference ? WalkLoss<true, true>(bounds, columns, count, tile, sums)
                   : WalkLoss<true, false>(bounds, columns, count, tile, sums);
   }
+}
+
+void TileSums(const PolicyLossBounds& bounds, const Columns& columns, bool has_reference,
+              int64_t count, Tile* tile, LaneSums* sums) {
+#ifdef TANDEM_HAS_AVX512
+  if (HasAvx512()) return Avx512TileSums(bounds, columns, has_reference, count, tile, sums);
+#endif
+  PortableTileSums(bounds, columns, has_reference, count, tile, sums);
 }
 
 // The part of a call that one task walks: whole rows, so that no two tasks write the same gradient.
@@ -217,9 +188,16 @@ void StageSequences(const Call& call, int64_t begin, int64_t count, int64_t* seq
   }
 }
 
-// Rows are tokens: results go where they belong.
-void StoreGradients(const PolicyLossOutputs& outputs, int64_t begin, int64_t count,
-                    const Tile& tile) {
+// Rows are tokens: results go where they belong, whole groups at once.
+void PlaceGradients(const PolicyLossOutputs& outputs, int64_t begin, int64_t count, Tile* tile) {
+  const bool is_whole = Padded(count) == count;
+  float* entropy = outputs.grad_entropy;
+  tile->grad_logprobs = is_whole ? outputs.grad_logprobs + begin : tile->staged_gradients[0];
+  tile->grad_entropy = is_whole && entropy != nullptr ? entropy + begin : tile->staged_gradients[1];
+}
+
+void StoreStaged(const PolicyLossOutputs& outputs, int64_t begin, int64_t count, const Tile& tile) {
+  if (Padded(count) == count) return;
   std::copy_n(tile.grad_logprobs, count, outputs.grad_logprobs + begin);
   if (outputs.grad_entropy != nullptr) {
     std::copy_n(tile.grad_entropy, count, outputs.grad_entropy + begin);
@@ -239,8 +217,9 @@ void WalkTokens(const Call& call, const Block& block, Tile* tile, LaneSums* sums
     const Columns columns = ColumnsAt(tokens, begin, count, call.inputs.logprobs + begin,
                                       call.inputs.entropy + begin, tile);
     if (call.sequences != nullptr) StageSequences(call, begin, count, &sequence, tile);
+    PlaceGradients(call.outputs, begin, count, tile);
     TileSums(call.bounds, columns, tokens.reference_logprobs != nullptr, Padded(count), tile, sums);
-    StoreGradients(call.outputs, begin, count, *tile);
+    StoreStaged(call.outputs, begin, count, *tile);
   }
 }
 
@@ -270,6 +249,8 @@ void WalkSharedRows(const Call& call, const Block& block, Tile* tile, LaneSums* 
       rows.entropy[i] = call.inputs.entropy[row];
     }
     const Columns columns = ColumnsAt(tokens, begin, count, rows.logprobs, rows.entropy, tile);
+    tile->grad_logprobs = tile->staged_gradients[0];
+    tile->grad_entropy = tile->staged_gradients[1];
     TileSums(call.bounds, columns, tokens.reference_logprobs != nullptr, Padded(count), tile, sums);
     for (int64_t i = 0; i < count; ++i) {
       outputs.grad_logprobs[rows.index[i]] += tile->grad_logprobs[i];

@@ -1,5 +1,5 @@
 // The tiles of policy_loss_cpu.cc in AVX-512: the mathematics of policy_loss_math.h over sixteen
-// tokens at a time.
+// tokens at a time. The exponentials have a walk of their own, whose constants stay in registers.
 #include "csrc/common/multiarch.h"
 #include "csrc/loss/policy_loss_tile.h"
 
@@ -74,9 +74,15 @@ TANDEM_INLINE Lanes Select(bool condition, Lanes yes, Lanes no) { return conditi
 
 TANDEM_INLINE Lanes Magnitude(Lanes x) { return Lanes(_mm512_abs_ps(x.v)); }
 
-TANDEM_INLINE Lanes PowerOfTwo(Lanes shifted) {
-  const __m512i k = _mm512_add_epi32(_mm512_castps_si512(shifted.v), _mm512_set1_epi32(127));
-  return Lanes(_mm512_castsi512_ps(_mm512_slli_epi32(k, 23)));
+// Far enough for 0 and infinity. A NaN stays: it is the second operand of both.
+TANDEM_INLINE Lanes BoundExponent(Lanes x) {
+  const __m512 above = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);
+  return Lanes(_mm512_min_ps(_mm512_set1_ps(200.0f), above));
+}
+
+// One instruction, which knows 0 and infinity.
+TANDEM_INLINE Lanes ScaleExp(Lanes /*x*/, Lanes p, Lanes /*shifted*/, Lanes k) {
+  return Lanes(_mm512_scalef_ps(p.v, k.v));
 }
 
 }  // namespace tandem
@@ -101,11 +107,12 @@ constexpr int64_t kPrefetchFloats = 2048;
 TANDEM_INLINE Lanes Load(const float* p) { return Lanes(_mm512_loadu_ps(p)); }
 TANDEM_INLINE void Store(Lanes x, float* p) { _mm512_storeu_ps(p, x.v); }
 
+template <bool kPrefetches>
 TANDEM_INLINE BasicPolicyToken<Lanes> TokensAt(const Columns& columns, int64_t i) {
   const Lanes weight = Load(columns.weights + i);
   const LaneMask counts = weight > Lanes(0.0f);
   const auto at = [&](const float* column) __attribute__((always_inline)) {
-    _mm_prefetch(column + i + kPrefetchFloats, _MM_HINT_T0);
+    if (kPrefetches) _mm_prefetch(column + i + kPrefetchFloats, _MM_HINT_T0);
     return Lanes(_mm512_maskz_loadu_ps(counts.bits, column + i));
   };
   return {at(columns.logprobs),  at(columns.entropy),    at(columns.prev),
@@ -120,11 +127,11 @@ TANDEM_INLINE BasicSequenceTerms<Lanes> SequencesAt(const Tile& tile, int64_t i)
           Load(tile.sequence_outside + i), Load(tile.sequence_gradients + i)};
 }
 
+// Both halves go into the first eight sums: half as many loads and stores.
 TANDEM_INLINE void AddTo(double* sums, Lanes x) {
   const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x.v));
   const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1));
-  _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_loadu_pd(sums), low));
-  _mm512_storeu_pd(sums + 8, _mm512_add_pd(_mm512_loadu_pd(sums + 8), high));
+  _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_add_pd(_mm512_loadu_pd(sums), low), high));
 }
 
 template <bool kIsSequence, bool kHasReference>
@@ -134,13 +141,25 @@ TANDEM_INLINE void Walk(const PolicyLossBounds& given, const Columns& columns, i
   const auto add = [&](PolicyMetric metric, Lanes value)
                        __attribute__((always_inline)) { AddTo(sums->sums[metric], value); };
   for (int64_t i = 0; i < count; i += kLanes) {
-    const BasicPolicyToken<Lanes> token = TokensAt(columns, i);
+    const BasicTokenExps<Lanes> exps =
+        ExpsOf<kIsSequence, kHasReference>(bounds, TokensAt<true>(columns, i));
+    Store(exps.gap, tile->gap_exps + i);
+    Store(exps.opposite, tile->opposite_exps + i);
+    Store(exps.sampling, tile->sampling_exps + i);
+    Store(exps.ratio, tile->ratio_exps + i);
+    Store(exps.kl, tile->kl_exps + i);
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const BasicPolicyToken<Lanes> token = TokensAt<false>(columns, i);
     const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(*tile, i);
+    const BasicTokenExps<Lanes> exps = {Load(tile->gap_exps + i), Load(tile->opposite_exps + i),
+                                        Load(tile->sampling_exps + i), Load(tile->ratio_exps + i),
+                                        Load(tile->kl_exps + i)};
     const BasicGeneratorTerms<Lanes> generator =
-        GeneratorTermsOf<kIsSequence>(bounds, token, sequence);
+        GeneratorTermsOf<kIsSequence>(bounds, token, exps, sequence);
     VisitSums(generator, add);
-    const BasicLossTerms<Lanes> terms = LossTermsOf<kIsSequence, kHasReference>(
-        bounds, token, sequence, generator.factor, generator.sampling_ratio);
+    const BasicLossTerms<Lanes> terms =
+        LossTermsOf<kIsSequence, kHasReference>(bounds, token, sequence, exps, generator.factor);
     VisitSums(terms, add);
     Store(terms.grad_logprob, tile->grad_logprobs + i);
     Store(terms.grad_entropy, tile->grad_entropy + i);

@@ -38,7 +38,28 @@ TANDEM_INLINE PolicyToken TokenAt(const Columns& columns, int64_t i) {
           Counted(columns.nll_coefs[i], counts)};
 }
 
-// Two walks over a tile, because one has more values at a time than there are registers.
+TANDEM_INLINE TokenExps ExpsAt(const Tile& tile, int64_t i) {
+  return {tile.gap_exps[i], tile.opposite_exps[i], tile.sampling_exps[i], tile.ratio_exps[i],
+          tile.kl_exps[i]};
+}
+
+// Three walks over a tile, because one has more values at a time than there are registers.
+template <bool kIsSequence, bool kHasReference>
+TANDEM_INLINE void WalkExps(const PolicyLossBounds& given, const Columns& given_columns,
+                            int64_t count, Tile* tile) {
+  const PolicyLossBounds bounds = given;  // locals that no store can change
+  const Columns columns = given_columns;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) {
+    const TokenExps exps = ExpsOf<kIsSequence, kHasReference>(bounds, TokenAt(columns, i));
+    tile->gap_exps[i] = exps.gap;
+    tile->opposite_exps[i] = exps.opposite;
+    tile->sampling_exps[i] = exps.sampling;
+    tile->ratio_exps[i] = exps.ratio;
+    tile->kl_exps[i] = exps.kl;
+  }
+}
+
 template <bool kIsSequence>
 TANDEM_INLINE void WalkGenerator(const PolicyLossBounds& given, const Columns& given_columns,
                                  int64_t count, Tile* tile, LaneSums* sums) {
@@ -48,10 +69,9 @@ TANDEM_INLINE void WalkGenerator(const PolicyLossBounds& given, const Columns& g
 #pragma GCC ivdep
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = begin + lane;
-      const GeneratorTerms terms = GeneratorTermsOf<kIsSequence>(bounds, TokenAt(columns, i),
-                                                                 SequenceAt<kIsSequence>(*tile, i));
+      const GeneratorTerms terms = GeneratorTermsOf<kIsSequence>(
+          bounds, TokenAt(columns, i), ExpsAt(*tile, i), SequenceAt<kIsSequence>(*tile, i));
       tile->corrections[i] = terms.factor;
-      tile->sampling_ratios[i] = terms.sampling_ratio;
       VisitSums(terms,
                 [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
     }
@@ -68,8 +88,8 @@ TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = begin + lane;
       const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
-          bounds, TokenAt(columns, i), SequenceAt<kIsSequence>(*tile, i), tile->corrections[i],
-          tile->sampling_ratios[i]);
+          bounds, TokenAt(columns, i), SequenceAt<kIsSequence>(*tile, i), ExpsAt(*tile, i),
+          tile->corrections[i]);
       tile->grad_logprobs[i] = terms.grad_logprob;
       tile->grad_entropy[i] = terms.grad_entropy;
       VisitSums(terms,
@@ -84,17 +104,23 @@ TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_
   }
 }
 
+template <bool kIsSequence, bool kHasReference>
+TANDEM_INLINE void WalkTile(const PolicyLossBounds& bounds, const Columns& columns, int64_t count,
+                            Tile* tile, LaneSums* sums) {
+  WalkExps<kIsSequence, kHasReference>(bounds, columns, count, tile);
+  WalkGenerator<kIsSequence>(bounds, columns, count, tile, sums);
+  WalkLoss<kIsSequence, kHasReference>(bounds, columns, count, tile, sums);
+}
+
 TANDEM_MULTIARCH void PortableTileSums(const PolicyLossBounds& bounds, const Columns& columns,
                                        bool has_reference, int64_t count, Tile* tile,
                                        LaneSums* sums) {
   if (bounds.ratio != RatioKind::kSequence) {
-    WalkGenerator<false>(bounds, columns, count, tile, sums);
-    has_reference ? WalkLoss<false, true>(bounds, columns, count, tile, sums)
-                  : WalkLoss<false, false>(bounds, columns, count, tile, sums);
+    has_reference ? WalkTile<false, true>(bounds, columns, count, tile, sums)
+                  : WalkTile<false, false>(bounds, columns, count, tile, sums);
   } else {
-    WalkGenerator<true>(bounds, columns, count, tile, sums);
-    has_reference ? WalkLoss<true, true>(bounds, columns, count, tile, sums)
-                  : WalkLoss<true, false>(bounds, columns, count, tile, sums);
+    has_reference ? WalkTile<true, true>(bounds, columns, count, tile, sums)
+                  : WalkTile<true, false>(bounds, columns, count, tile, sums);
   }
 }
 

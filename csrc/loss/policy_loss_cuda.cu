@@ -103,9 +103,11 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
                              tokens.nll_coefs == nullptr ? 0.0f : tokens.nll_coefs[i]};
   if (!(token.weight > 0.0f)) return;
   const SequenceTerms sequence = kIsSequence ? SequenceOf(call, i) : SequenceTerms{};
-  const GeneratorTerms generator = GeneratorTermsOf<kIsSequence>(call.bounds, token, sequence);
-  const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
-      call.bounds, token, sequence, generator.factor, generator.sampling_ratio);
+  const TokenExps exps = ExpsOf<kIsSequence, kHasReference>(call.bounds, token);
+  const GeneratorTerms generator =
+      GeneratorTermsOf<kIsSequence>(call.bounds, token, exps, sequence);
+  const LossTerms terms =
+      LossTermsOf<kIsSequence, kHasReference>(call.bounds, token, sequence, exps, generator.factor);
   gradients->logprob += terms.grad_logprob;
   gradients->entropy += terms.grad_entropy;
   const auto add = [&](int metric, float value) { sums[metric] += value; };

@@ -79,6 +79,16 @@ struct BasicSequenceTerms {
   F gradient;    // d (sum of the sequence's shares * c * l) / d (one token's d)
 };
 
+// The exponentials of a token, apart because they are what costs.
+template <typename F>
+struct BasicTokenExps {
+  F gap;       // e^(generation - prev)
+  F opposite;  // e^(prev - generation)
+  F sampling;  // e^(logprob - generation)
+  F ratio;     // e^d; not with kSequence
+  F kl;        // e^(reference - logprob), clamped; with a reference
+};
+
 // What a token says of the generator: sums, weighted, and what the loss needs of it.
 template <typename F>
 struct BasicGeneratorTerms {
@@ -90,8 +100,7 @@ struct BasicGeneratorTerms {
   F js_divergence;
   F approx_entropy;
 
-  F factor;          // of the token's loss
-  F sampling_ratio;  // exp(logprob - generation)
+  F factor;  // of the token's loss
 };
 
 // What a token says of the loss: gradients, sums (the metrics among them weighted), extrema.
@@ -121,6 +130,7 @@ using PolicyToken = BasicPolicyToken<float>;
 using SequenceTerms = BasicSequenceTerms<float>;
 using GeneratorTerms = BasicGeneratorTerms<float>;
 using LossTerms = BasicLossTerms<float>;
+using TokenExps = BasicTokenExps<float>;
 
 // A weight of the generator after its truncation.
 template <typename F>
@@ -200,15 +210,15 @@ TANDEM_TOKEN_MATH F KlEstimate(KlKind kind, F log_ratio, F exp_minus_line) {
 
 template <typename F>
 TANDEM_TOKEN_MATH KlTerms<F> KlOf(const PolicyLossBounds& bounds, const BasicPolicyToken<F>& token,
-                                  F sampling_ratio) {
+                                  const BasicTokenExps<F>& exps) {
   const F unclamped = token.reference - token.logprob;
   const F d = ClampTo(unclamped, -bounds.kl_input_clamp, bounds.kl_input_clamp);
-  const F line = ExpMinusLine(d, Exp(d));
+  const F line = ExpMinusLine(d, exps.kl);
   const F estimate = KlEstimate(bounds.kl, d, line);
   const F slope_k3 = line + d;  // e^d - 1
   const F slope =
       Select(bounds.kl == KlKind::kK3, slope_k3, Select(bounds.kl == KlKind::kK2, d, -1.0f));
-  const F weight = Select(bounds.weighs_kl, FiniteOrZero(sampling_ratio), 1.0f);
+  const F weight = Select(bounds.weighs_kl, FiniteOrZero(exps.sampling), 1.0f);
   const F value = weight * estimate;
   // False for NaN, whose gradient must not look like that of a clamped estimate.
   const auto is_clamped =
@@ -223,31 +233,43 @@ TANDEM_TOKEN_MATH F Counted(F value, Mask counts) {
   return Select(counts, value, 0.0f);
 }
 
+template <bool kIsSequence, bool kHasReference, typename F>
+TANDEM_TOKEN_MATH BasicTokenExps<F> ExpsOf(const PolicyLossBounds& bounds,
+                                           const BasicPolicyToken<F>& token) {
+  const F gap = token.generation - token.prev;
+  const F kl =
+      ClampTo(token.reference - token.logprob, -bounds.kl_input_clamp, bounds.kl_input_clamp);
+  BasicTokenExps<F> exps;
+  exps.gap = Exp(gap);
+  exps.opposite = Exp(-gap);
+  exps.sampling = Exp(token.logprob - token.generation);
+  exps.ratio = kIsSequence ? 0.0f : Exp(LogRatioOf(bounds, token.logprob, token.prev).value);
+  exps.kl = kHasReference ? Exp(kl) : 0.0f;
+  return exps;
+}
+
 // How far trainer and generator are apart. sequence: looked at with kIsSequence alone, here and
 // below. The token's columns have gone through Counted.
 template <bool kIsSequence, typename F>
 TANDEM_TOKEN_MATH BasicGeneratorTerms<F> GeneratorTermsOf(const PolicyLossBounds& bounds,
                                                           const BasicPolicyToken<F>& token,
+                                                          const BasicTokenExps<F>& exps,
                                                           const BasicSequenceTerms<F>& sequence) {
   const F gap = token.generation - token.prev;
-  const F exp_gap = Exp(gap);
-  const F exp_opposite = Exp(-gap);
-  const ExpLines<F> lines = ExpMinusLines(gap, exp_gap, exp_opposite);
+  const ExpLines<F> lines = ExpMinusLines(gap, exps.gap, exps.opposite);
   const TruncatedWeight<F> truncated =
       kIsSequence ? TruncatedWeight<F>{sequence.correction, sequence.is_outside}
-                  : Truncate(bounds, FiniteOrZero(exp_opposite));
+                  : Truncate(bounds, FiniteOrZero(exps.opposite));
   BasicGeneratorTerms<F> terms;
   terms.factor = Select(bounds.corrects, truncated.weight, 1.0f);
-  terms.sampling_ratio = Exp(token.logprob - token.generation);
   terms.correction = kIsSequence ? 0.0f : token.weight * truncated.weight;
   terms.outside = token.weight * truncated.is_outside;
-  terms.mult_prob_error = token.weight * Select(gap < 0.0f, exp_opposite, exp_gap);
+  terms.mult_prob_error = token.weight * Select(gap < 0.0f, exps.opposite, exps.gap);
   terms.generation_kl = token.weight * KlEstimate(bounds.kl, -gap, lines.of_opposite);
   terms.policy_kl = token.weight * KlEstimate(bounds.kl, gap, lines.of_x);
   terms.js_divergence = token.weight * LogCoshHalf(gap, lines.of_x, lines.of_opposite);
   // The limit of x log x at 0, where the log-probability is -inf.
-  const F product =
-      Select(terms.sampling_ratio == 0.0f, 0.0f, terms.sampling_ratio * token.logprob);
+  const F product = Select(exps.sampling == 0.0f, 0.0f, exps.sampling * token.logprob);
   terms.approx_entropy = token.weight * -product;
   return terms;
 }
@@ -288,12 +310,12 @@ TANDEM_TOKEN_MATH SequenceTerms SequenceTermsOf(const PolicyLossBounds& bounds, 
 template <bool kIsSequence, bool kHasReference, typename F>
 TANDEM_TOKEN_MATH BasicLossTerms<F> LossTermsOf(const PolicyLossBounds& bounds,
                                                 const BasicPolicyToken<F>& token,
-                                                const BasicSequenceTerms<F>& sequence, F correction,
-                                                F sampling_ratio) {
+                                                const BasicSequenceTerms<F>& sequence,
+                                                const BasicTokenExps<F>& exps, F correction) {
   const auto counts = token.weight > 0.0f;
   BasicLossTerms<F> terms;
   const LogRatio<F> d = LogRatioOf(bounds, token.logprob, token.prev);
-  const F ratio = kIsSequence ? sequence.ratio : Exp(d.value);
+  const F ratio = kIsSequence ? sequence.ratio : exps.ratio;
   const Factor<F> factor =
       kIsSequence ? Factor<F>{ratio, 0.0f} : FactorOf(bounds.ratio, ratio, d.passes, token.logprob);
   const SurrogateTerms<F> surrogate =
@@ -305,7 +327,7 @@ TANDEM_TOKEN_MATH BasicLossTerms<F> LossTermsOf(const PolicyLossBounds& bounds,
 
   terms.kl_penalty = 0.0f;
   if (kHasReference) {
-    const KlTerms<F> kl = KlOf(bounds, token, sampling_ratio);
+    const KlTerms<F> kl = KlOf(bounds, token, exps);
     terms.kl_penalty = token.share * kl.value;
     // A coefficient of 0 only reports: infinity must not reach the loss through it.
     loss += Select(bounds.kl_coef != 0.0f, bounds.kl_coef * terms.kl_penalty, 0.0f);

@@ -32,7 +32,12 @@ struct Columns {
 // What is made of a tile: it stays in the first cache.
 struct Tile {
   float corrections[kTileTokens];
-  float sampling_ratios[kTileTokens];
+  // A TokenExps per token, taken apart.
+  float gap_exps[kTileTokens];
+  float opposite_exps[kTileTokens];
+  float sampling_exps[kTileTokens];
+  float ratio_exps[kTileTokens];
+  float kl_exps[kTileTokens];
   // With kSequence: a SequenceTerms per token, taken apart.
   float sequence_ratios[kTileTokens];
   float sequence_corrections[kTileTokens];
@@ -55,7 +60,7 @@ struct LaneSums {
 };
 
 #ifdef TANDEM_HAS_AVX512
-// Fills the tile's corrections, sampling ratios and gradients, and adds to the sums; count is a
+// Fills the tile's exponentials and gradients, and adds to the sums; count is a
 // multiple of kLanes. Only where HasAvx512().
 void Avx512TileSums(const PolicyLossBounds& bounds, const Columns& columns, bool has_reference,
                     int64_t count, Tile* tile, LaneSums* sums);

@@ -34,10 +34,15 @@ TANDEM_TOKEN_MATH float Magnitude(float x) {
   return BitCast<float>(BitCast<int32_t>(x) & 0x7FFFFFFF);
 }
 
-// 2^k of a k that stands in the low bits of `shifted`.
-TANDEM_TOKEN_MATH float PowerOfTwo(float shifted) {
-  return BitCast<float>((BitCast<uint32_t>(shifted) + 127u) << 23);
+// p 2^k for e^x = p 2^k, where k stands in the low bits of `shifted`: 0 below -87.3, infinity from
+// 88.3 on (0.4 before float32 must).
+TANDEM_TOKEN_MATH float ScaleExp(float x, float p, float shifted, float /*k*/) {
+  const float scale = BitCast<float>((BitCast<uint32_t>(shifted) + 127u) << 23);
+  return Select(x < -87.3f, 0.0f, Select(x > 88.3f, kMathInfinity, p * scale));
 }
+
+// Keeps what follows free of infinity - infinity; ScaleExp looks at x itself.
+TANDEM_TOKEN_MATH float BoundExponent(float x) { return x; }
 
 // x = 2^k m with m in [sqrt(1/2), sqrt(2)).
 template <typename F>
@@ -59,13 +64,14 @@ TANDEM_TOKEN_MATH F ClampTo(F x, float low, float high) {
   return Select(above > high, high, above);
 }
 
-// e^x, relative error about 1e-7; 0 below -87.3, infinity from 88.3 on (0.4 before float32 must).
+// e^x, relative error about 1e-7.
 //
 // x = k ln 2 + f with an integer k and |f| <= ln 2 / 2; e^f is a minimax polynomial whose constant
 // and slope are held at 1. ln 2 has two parts, of which the product of the first with k is exact.
 // Adding kRound = 1.5 * 2^23 rounds to an integer, which then stands in the low bits.
 template <typename F>
-TANDEM_TOKEN_MATH F Exp(F x) {
+TANDEM_TOKEN_MATH F Exp(F exponent) {
+  const F x = BoundExponent(exponent);
   constexpr float kRound = 12582912.0f;
   constexpr float kLn2High = 0.693145751953125f;
   constexpr float kLn2Low = 1.42860682030941723212e-6f;
@@ -79,7 +85,7 @@ TANDEM_TOKEN_MATH F Exp(F x) {
   p = p * f + 0.499999940f;
   p = p * f + 1.0f;
   p = p * f + 1.0f;
-  return Select(x < -87.3f, 0.0f, Select(x > 88.3f, kMathInfinity, p * PowerOfTwo(shifted)));
+  return ScaleExp(x, p, shifted, k);
 }
 
 // e^x - 1 - x, with its digits near 0 too; `exp` is e^x.

@@ -15,6 +15,7 @@ from rl.ops.policy_loss import (
     CorrectionKind,
     PolicyLossParams,
     PolicyLossTokens,
+    PolicyMetric,
     RatioKind,
     SurrogateKind,
     policy_loss,
@@ -23,6 +24,7 @@ from tools.bench import limits
 from tools.bench.rounds import OURS, Case, Contender
 
 EAGER = "minimal torch"
+OPERATOR = "ours, the operator"
 SEQUENCE_TOKENS = 512
 CLIP = 0.2
 KL_COEF = 0.01
@@ -82,7 +84,11 @@ Loss = Callable[[Tensor, Tensor, Tokens], Tensor]
 
 def fused_loss(logprobs: Tensor, entropy: Tensor, tokens: Tokens) -> Tensor:
     """Return the loss by the operator, which sums up 21 metrics on its way."""
-    columns = PolicyLossTokens(
+    return policy_loss(logprobs, entropy, _columns(tokens), PARAMS).loss
+
+
+def _columns(tokens: Tokens) -> PolicyLossTokens:
+    return PolicyLossTokens(
         generation_logprobs=tokens.generation_logprobs,
         advantages=tokens.advantages,
         shares=tokens.weights,
@@ -90,7 +96,6 @@ def fused_loss(logprobs: Tensor, entropy: Tensor, tokens: Tokens) -> Tensor:
         prev_logprobs=tokens.prev_logprobs,
         reference_logprobs=tokens.reference_logprobs,
     )
-    return policy_loss(logprobs, entropy, columns, PARAMS).loss
 
 
 def minimal_loss(logprobs: Tensor, entropy: Tensor, tokens: Tokens) -> Tensor:
@@ -116,7 +121,7 @@ def policy_loss_case(options: argparse.Namespace, more: dict[str, Loss]) -> Case
     copied = limits.memcpy(options.tokens * _BYTES_PER_TOKEN // 2, device)
     return Case(
         f"policy loss of {options.tokens} tokens, forward and backward",
-        [*(_contender(name, way, tokens) for name, way in ways.items()), copied],
+        [*(_contender(name, way, tokens) for name, way in ways.items()), _operator(tokens), copied],
         EAGER,
         {"memory": {copied.name: 1.0}},
     )
@@ -132,3 +137,14 @@ def _contender(name: str, way: Loss, tokens: Tokens) -> Contender:
         return loss, logprobs.grad, entropy.grad
 
     return Contender(name, run, is_optional=name == "torch.compile")
+
+
+def _operator(tokens: Tokens) -> Contender:
+    """The operator without autograd around it: its gradients come with the loss, as a trainer's one pass takes them."""
+    arguments = (*_columns(tokens).columns(), PARAMS.kinds(), PARAMS.numbers())
+
+    def run() -> Sequence[Tensor]:
+        grad_logprobs, grad_entropy, metrics = torch.ops.tandem.policy_loss(tokens.logprobs, tokens.entropy, *arguments)
+        return metrics[PolicyMetric.LOSS.value].float(), grad_logprobs, grad_entropy
+
+    return Contender(OPERATOR, run)

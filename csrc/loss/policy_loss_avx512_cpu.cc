@@ -1,5 +1,6 @@
 // The tiles of policy_loss_cpu.cc in AVX-512: the mathematics of policy_loss_math.h over sixteen
-// tokens at a time. The exponentials have a walk of their own, whose constants stay in registers.
+// tokens at a time. Three walks over a tile: shorter loops keep their constants in registers, and
+// the processor sees the next group of tokens while it works on one.
 #include "csrc/common/multiarch.h"
 #include "csrc/loss/policy_loss_tile.h"
 
@@ -127,11 +128,24 @@ TANDEM_INLINE BasicSequenceTerms<Lanes> SequencesAt(const Tile& tile, int64_t i)
           Load(tile.sequence_outside + i), Load(tile.sequence_gradients + i)};
 }
 
+TANDEM_INLINE BasicTokenExps<Lanes> ExpsAt(const Tile& tile, int64_t i) {
+  return {Load(tile.gap_exps + i), Load(tile.opposite_exps + i), Load(tile.sampling_exps + i),
+          Load(tile.ratio_exps + i), Load(tile.kl_exps + i)};
+}
+
 // Both halves go into the first eight sums: half as many loads and stores.
 TANDEM_INLINE void AddTo(double* sums, Lanes x) {
   const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x.v));
   const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1));
   _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_add_pd(_mm512_loadu_pd(sums), low), high));
+}
+
+// A number that is none loses: it is the first operand.
+template <PolicyMetric kExtremum>
+TANDEM_INLINE void Extend(float* extrema, Lanes x) {
+  const __m512 before = _mm512_loadu_ps(extrema);
+  _mm512_storeu_ps(
+      extrema, kExtremum == kRatioMin ? _mm512_min_ps(x.v, before) : _mm512_max_ps(x.v, before));
 }
 
 template <bool kIsSequence, bool kHasReference>
@@ -152,34 +166,52 @@ TANDEM_INLINE void Walk(const PolicyLossBounds& given, const Columns& columns, i
   for (int64_t i = 0; i < count; i += kLanes) {
     const BasicPolicyToken<Lanes> token = TokensAt<false>(columns, i);
     const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(*tile, i);
-    const BasicTokenExps<Lanes> exps = {Load(tile->gap_exps + i), Load(tile->opposite_exps + i),
-                                        Load(tile->sampling_exps + i), Load(tile->ratio_exps + i),
-                                        Load(tile->kl_exps + i)};
+    const BasicTokenExps<Lanes> exps = ExpsAt(*tile, i);
     const BasicGeneratorTerms<Lanes> generator =
         GeneratorTermsOf<kIsSequence>(bounds, token, exps, sequence);
     VisitSums(generator, add);
-    const BasicLossTerms<Lanes> terms =
-        LossTermsOf<kIsSequence, kHasReference>(bounds, token, sequence, exps, generator.factor);
+    Store(generator.factor, tile->corrections + i);
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const BasicPolicyToken<Lanes> token = TokensAt<false>(columns, i);
+    const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(*tile, i);
+    const BasicTokenExps<Lanes> exps = ExpsAt(*tile, i);
+    const BasicLossTerms<Lanes> terms = LossTermsOf<kIsSequence, kHasReference>(
+        bounds, token, sequence, exps, Load(tile->corrections + i));
     VisitSums(terms, add);
     Store(terms.grad_logprob, tile->grad_logprobs + i);
     Store(terms.grad_entropy, tile->grad_entropy + i);
-    // The operand that is no number loses: the second one of the instructions.
-    const auto extend = [](float* extremum, __m512 value)
-                            __attribute__((always_inline)) { _mm512_storeu_ps(extremum, value); };
-    extend(sums->ratio_min, _mm512_min_ps(terms.ratio_min.v, _mm512_loadu_ps(sums->ratio_min)));
-    extend(sums->ratio_max, _mm512_max_ps(terms.ratio_max.v, _mm512_loadu_ps(sums->ratio_max)));
-    extend(sums->ratio_clamped_min,
-           _mm512_min_ps(terms.ratio_clamped_min.v, _mm512_loadu_ps(sums->ratio_clamped_min)));
-    extend(sums->ratio_clamped_max,
-           _mm512_max_ps(terms.ratio_clamped_max.v, _mm512_loadu_ps(sums->ratio_clamped_max)));
+    Extend<kRatioMin>(sums->ratio_min, terms.ratio_min);
+    Extend<kRatioMax>(sums->ratio_max, terms.ratio_max);
+    Extend<kRatioMin>(sums->ratio_clamped_min, terms.ratio_clamped_min);
+    Extend<kRatioMax>(sums->ratio_clamped_max, terms.ratio_clamped_max);
   }
+}
+
+// What most objectives have in common, as constants: what they rule out is then not computed.
+TANDEM_INLINE PolicyLossBounds Usual(PolicyLossBounds bounds) {
+  bounds.ratio = RatioKind::kToken;
+  bounds.kl = KlKind::kK3;
+  bounds.is_cispo = false;
+  bounds.drops_outside = false;
+  bounds.weighs_kl = false;
+  bounds.has_prev = true;
+  return bounds;
+}
+
+TANDEM_INLINE bool IsUsual(const PolicyLossBounds& bounds) {
+  return bounds.ratio == RatioKind::kToken && bounds.kl == KlKind::kK3 && !bounds.is_cispo &&
+         !bounds.drops_outside && !bounds.weighs_kl && bounds.has_prev;
 }
 
 }  // namespace
 
 void Avx512TileSums(const PolicyLossBounds& bounds, const Columns& columns, bool has_reference,
                     int64_t count, Tile* tile, LaneSums* sums) {
-  if (bounds.ratio != RatioKind::kSequence) {
+  if (IsUsual(bounds)) {
+    has_reference ? Walk<false, true>(Usual(bounds), columns, count, tile, sums)
+                  : Walk<false, false>(Usual(bounds), columns, count, tile, sums);
+  } else if (bounds.ratio != RatioKind::kSequence) {
     has_reference ? Walk<false, true>(bounds, columns, count, tile, sums)
                   : Walk<false, false>(bounds, columns, count, tile, sums);
   } else {

@@ -176,7 +176,7 @@ def _statistics(
     median = statistics.median(seconds)
     row: dict[str, Any] = {"median_s": median, "spread_s": [min(seconds), max(seconds)], "times_s": seconds}
     if ours is not None:
-        row["times_ours"] = statistics.median(ours[number] / base for number, base in times.items() if number in ours)
+        row["times_ours"] = statistics.median(own / ours[number] for number, own in times.items() if number in ours)
     return row | {"efficiency": {name: limit / median for name, limit in limits.items()}}
 
 

@@ -24,6 +24,9 @@ _STABLE_ABI = re.compile(r'_TARGET_VERSION = "(\w+)"')
 # Tests, and which backend they take.
 _TEST_SOURCE = re.compile(r"_test\.cc$|^backend_(cpu|emulated)\.cc$")
 
+# A file takes some seconds; one that takes this long hangs.
+_STEP_S = 300.0
+
 
 class BuildError(Exception):
     """A command failed; the message has its output."""
@@ -168,7 +171,10 @@ def run_build(plan: BuildPlan, jobs: int) -> dict[str, float]:
 
 def _run(step: Step) -> float:
     start = time.monotonic()
-    done = subprocess.run(step.command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(step.command, capture_output=True, text=True, check=False, timeout=_STEP_S)
+    except subprocess.TimeoutExpired as error:
+        raise BuildError(f"{' '.join(step.command)}\nnot done after {_STEP_S:.0f} s") from error
     if done.returncode != 0:
         raise BuildError(f"{' '.join(step.command)}\n{done.stdout}{done.stderr}")
     return time.monotonic() - start

@@ -23,6 +23,8 @@ _REPORT_S = 5.0
 # What a part needs to be worth its start, and may take beyond its time before it is ended.
 _LEAST_S = 10.0
 _GRACE_S = 30.0
+# For a tool that only says what it is.
+_QUERY_S = 30.0
 
 
 class Budget:
@@ -159,12 +161,16 @@ def child_environment() -> dict[str, str]:
 
 def describe(tools: Toolchain) -> dict[str, Any]:
     """Return machine, driver and versions."""
-    nvcc = subprocess.run([str(tools.nvcc), "--version"], capture_output=True, text=True, check=False).stdout
+    nvcc = subprocess.run(
+        [str(tools.nvcc), "--version"], capture_output=True, text=True, check=False, timeout=_QUERY_S
+    ).stdout
     try:
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+        driver = subprocess.run(query, capture_output=True, text=True, check=False, timeout=_QUERY_S).stdout.strip()
     except FileNotFoundError:
         driver = "no nvidia-smi"
+    except subprocess.TimeoutExpired:
+        driver = f"nvidia-smi did not answer in {_QUERY_S:.0f} s"
     return {
         "benchmark": "gpu_check",
         **conditions(),

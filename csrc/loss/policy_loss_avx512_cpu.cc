@@ -1,5 +1,5 @@
 // The tiles of policy_loss_cpu.cc in AVX-512: the mathematics of policy_loss_math.h over sixteen
-// tokens at a time. Three walks over a tile: shorter loops keep their constants in registers, and
+// tokens at a time. Two walks over a tile: shorter loops keep their constants in registers, and
 // the processor sees the next group of tokens while it works on one.
 #include "csrc/common/multiarch.h"
 #include "csrc/loss/policy_loss_tile.h"
@@ -75,11 +75,16 @@ TANDEM_INLINE Lanes Select(bool condition, Lanes yes, Lanes no) { return conditi
 
 TANDEM_INLINE Lanes Magnitude(Lanes x) { return Lanes(_mm512_abs_ps(x.v)); }
 
-// Far enough for 0 and infinity. A NaN stays: it is the second operand of both.
-TANDEM_INLINE Lanes BoundExponent(Lanes x) {
-  const __m512 above = _mm512_max_ps(_mm512_set1_ps(-200.0f), x.v);
-  return Lanes(_mm512_min_ps(_mm512_set1_ps(200.0f), above));
+TANDEM_INLINE bool IsEverywhere(LaneMask condition) { return condition.bits == 0xFFFF; }
+
+// A NaN stays: it is the second operand of both.
+TANDEM_INLINE Lanes ClampTo(Lanes x, float low, float high) {
+  const __m512 above = _mm512_max_ps(_mm512_set1_ps(low), x.v);
+  return Lanes(_mm512_min_ps(_mm512_set1_ps(high), above));
 }
+
+// Far enough for 0 and infinity.
+TANDEM_INLINE Lanes BoundExponent(Lanes x) { return ClampTo(x, -200.0f, 200.0f); }
 
 // One instruction, which knows 0 and infinity.
 TANDEM_INLINE Lanes ScaleExp(Lanes /*x*/, Lanes p, Lanes /*shifted*/, Lanes k) {
@@ -108,12 +113,9 @@ constexpr int64_t kPrefetchFloats = 2048;
 TANDEM_INLINE Lanes Load(const float* p) { return Lanes(_mm512_loadu_ps(p)); }
 TANDEM_INLINE void Store(Lanes x, float* p) { _mm512_storeu_ps(p, x.v); }
 
-template <bool kPrefetches>
 TANDEM_INLINE BasicPolicyToken<Lanes> TokensAt(const Columns& columns, int64_t i) {
-  const Lanes weight = Load(columns.weights + i);
-  const LaneMask counts = weight > Lanes(0.0f);
+  const LaneMask counts = Load(columns.weights + i) > Lanes(0.0f);
   const auto at = [&](const float* column) __attribute__((always_inline)) {
-    if (kPrefetches) _mm_prefetch(column + i + kPrefetchFloats, _MM_HINT_T0);
     return Lanes(_mm512_maskz_loadu_ps(counts.bits, column + i));
   };
   return {at(columns.logprobs),  at(columns.entropy),    at(columns.prev),
@@ -121,71 +123,124 @@ TANDEM_INLINE BasicPolicyToken<Lanes> TokensAt(const Columns& columns, int64_t i
           at(columns.shares),    at(columns.weights),    at(columns.nll_coefs)};
 }
 
+template <typename... Pointers>
+TANDEM_INLINE void Prefetch(int64_t i, Pointers... columns) {
+  (_mm_prefetch(columns + i + kPrefetchFloats, _MM_HINT_T0), ...);
+}
+
 template <bool kIsSequence>
-TANDEM_INLINE BasicSequenceTerms<Lanes> SequencesAt(const Tile& tile, int64_t i) {
+TANDEM_INLINE BasicSequenceTerms<Lanes> SequencesAt(const Columns& columns, const Tile& tile,
+                                                    int64_t i) {
   if constexpr (!kIsSequence) return {0.0f, 0.0f, 0.0f, 0.0f};
-  return {Load(tile.sequence_ratios + i), Load(tile.sequence_corrections + i),
-          Load(tile.sequence_outside + i), Load(tile.sequence_gradients + i)};
+  const LaneMask counts = Load(columns.weights + i) > Lanes(0.0f);
+  const auto at = [&](const float* terms) __attribute__((always_inline)) {
+    return Lanes(_mm512_maskz_loadu_ps(counts.bits, terms + i));
+  };
+  return {at(tile.sequence_ratios), at(tile.sequence_corrections), at(tile.sequence_outside),
+          at(tile.sequence_gradients)};
 }
 
-TANDEM_INLINE BasicTokenExps<Lanes> ExpsAt(const Tile& tile, int64_t i) {
-  return {Load(tile.gap_exps + i), Load(tile.opposite_exps + i), Load(tile.sampling_exps + i),
-          Load(tile.ratio_exps + i), Load(tile.kl_exps + i)};
+// What most objectives and most tokens add nothing to.
+constexpr bool IsRare(PolicyMetric metric) {
+  return metric == kNll || metric == kDualClip || metric == kOutside || metric == kClampedLogRatios;
 }
 
-// Both halves go into the first eight sums: half as many loads and stores.
-TANDEM_INLINE void AddTo(double* sums, Lanes x) {
-  const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(x.v));
-  const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(x.v, 1));
-  _mm512_storeu_pd(sums, _mm512_add_pd(_mm512_add_pd(_mm512_loadu_pd(sums), low), high));
+// Sums of a tile, in registers. Both halves of sixteen tokens go into the same eight sums: half as
+// many registers.
+struct TileSum {
+  __m512d sums[kNumPolicyMetrics];
+
+  TANDEM_INLINE TileSum() {
+#pragma GCC unroll 32
+    for (__m512d& sum : sums) sum = _mm512_setzero_pd();
+  }
+
+  template <typename Terms>
+  TANDEM_INLINE void Add(const Terms& terms) {
+    VisitSums(terms, [&](PolicyMetric metric, Lanes value) __attribute__((always_inline)) {
+      if (IsRare(metric) &&
+          _mm512_test_epi32_mask(_mm512_castps_si512(value.v), _mm512_castps_si512(value.v)) == 0)
+        return;
+      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(value.v));
+      const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(value.v, 1));
+      sums[metric] = _mm512_add_pd(_mm512_add_pd(sums[metric], low), high);
+    });
+  }
+
+  template <typename Terms>
+  TANDEM_INLINE void AddTo(LaneSums* all) const {
+    VisitSums(Terms(), [&](PolicyMetric metric, Lanes) __attribute__((always_inline)) {
+      double* sum = all->sums[metric];
+      _mm512_storeu_pd(sum, _mm512_add_pd(_mm512_loadu_pd(sum), sums[metric]));
+    });
+  }
+};
+
+TANDEM_INLINE BasicTokenRatios<Lanes> RatiosAt(const Tile& tile, int64_t i) {
+  return {Load(tile.policy_ratios + i), Load(tile.sampling_ratios + i)};
 }
 
-// A number that is none loses: it is the first operand.
-template <PolicyMetric kExtremum>
-TANDEM_INLINE void Extend(float* extrema, Lanes x) {
-  const __m512 before = _mm512_loadu_ps(extrema);
-  _mm512_storeu_ps(
-      extrema, kExtremum == kRatioMin ? _mm512_min_ps(x.v, before) : _mm512_max_ps(x.v, before));
+template <bool kIsSequence>
+TANDEM_INLINE void WalkRatios(const PolicyLossBounds& bounds, const Columns& columns, int64_t count,
+                              Tile* tile) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const BasicTokenRatios<Lanes> ratios = RatiosOf<kIsSequence>(bounds, TokensAt(columns, i));
+    Prefetch(i, columns.weights, columns.logprobs);
+    Store(ratios.policy, tile->policy_ratios + i);
+    Store(ratios.sampling, tile->sampling_ratios + i);
+  }
+}
+
+template <bool kIsSequence>
+TANDEM_INLINE void WalkGenerator(const PolicyLossBounds& bounds, const Columns& columns,
+                                 int64_t count, Tile* tile, LaneSums* sums) {
+  TileSum tile_sums;
+  for (int64_t i = 0; i < count; i += kLanes) {
+    const BasicPolicyToken<Lanes> token = TokensAt(columns, i);
+    const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(columns, *tile, i);
+    Prefetch(i, columns.prev, columns.generation, columns.shares);
+    const BasicGeneratorTerms<Lanes> terms =
+        GeneratorTermsOf<kIsSequence>(bounds, token, RatiosAt(*tile, i), sequence);
+    tile_sums.Add(terms);
+    Store(terms.factor, tile->factors + i);
+  }
+  tile_sums.AddTo<BasicGeneratorTerms<Lanes>>(sums);
 }
 
 template <bool kIsSequence, bool kHasReference>
-TANDEM_INLINE void Walk(const PolicyLossBounds& given, const Columns& columns, int64_t count,
-                        Tile* tile, LaneSums* sums) {
-  const PolicyLossBounds bounds = given;  // a local that no store can change
-  const auto add = [&](PolicyMetric metric, Lanes value)
-                       __attribute__((always_inline)) { AddTo(sums->sums[metric], value); };
+TANDEM_INLINE void WalkLoss(const PolicyLossBounds& bounds, const Columns& columns, int64_t count,
+                            Tile* tile, LaneSums* sums) {
+  TileSum tile_sums;
+  float* grad_logprobs = tile->grad_logprobs;
+  float* grad_entropy = tile->grad_entropy;
+  Lanes ratio_min = Load(sums->ratio_min);
+  Lanes ratio_max = Load(sums->ratio_max);
   for (int64_t i = 0; i < count; i += kLanes) {
-    const BasicTokenExps<Lanes> exps =
-        ExpsOf<kIsSequence, kHasReference>(bounds, TokensAt<true>(columns, i));
-    Store(exps.gap, tile->gap_exps + i);
-    Store(exps.opposite, tile->opposite_exps + i);
-    Store(exps.sampling, tile->sampling_exps + i);
-    Store(exps.ratio, tile->ratio_exps + i);
-    Store(exps.kl, tile->kl_exps + i);
-  }
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const BasicPolicyToken<Lanes> token = TokensAt<false>(columns, i);
-    const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(*tile, i);
-    const BasicTokenExps<Lanes> exps = ExpsAt(*tile, i);
-    const BasicGeneratorTerms<Lanes> generator =
-        GeneratorTermsOf<kIsSequence>(bounds, token, exps, sequence);
-    VisitSums(generator, add);
-    Store(generator.factor, tile->corrections + i);
-  }
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const BasicPolicyToken<Lanes> token = TokensAt<false>(columns, i);
-    const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(*tile, i);
-    const BasicTokenExps<Lanes> exps = ExpsAt(*tile, i);
+    const BasicPolicyToken<Lanes> token = TokensAt(columns, i);
+    const BasicSequenceTerms<Lanes> sequence = SequencesAt<kIsSequence>(columns, *tile, i);
+    Prefetch(i, columns.reference, columns.advantages, columns.entropy);
     const BasicLossTerms<Lanes> terms = LossTermsOf<kIsSequence, kHasReference>(
-        bounds, token, sequence, exps, Load(tile->corrections + i));
-    VisitSums(terms, add);
-    Store(terms.grad_logprob, tile->grad_logprobs + i);
-    Store(terms.grad_entropy, tile->grad_entropy + i);
-    Extend<kRatioMin>(sums->ratio_min, terms.ratio_min);
-    Extend<kRatioMax>(sums->ratio_max, terms.ratio_max);
-    Extend<kRatioMin>(sums->ratio_clamped_min, terms.ratio_clamped_min);
-    Extend<kRatioMax>(sums->ratio_clamped_max, terms.ratio_clamped_max);
+        bounds, token, RatiosAt(*tile, i), sequence, Load(tile->factors + i));
+    tile_sums.Add(terms);
+    Store(terms.grad_logprob, grad_logprobs + i);
+    Store(terms.grad_entropy, grad_entropy + i);
+    // A number that is none loses: it is the first operand.
+    ratio_min = Lanes(_mm512_min_ps(terms.ratio_min.v, ratio_min.v));
+    ratio_max = Lanes(_mm512_max_ps(terms.ratio_max.v, ratio_max.v));
   }
+  Store(ratio_min, sums->ratio_min);
+  Store(ratio_max, sums->ratio_max);
+  tile_sums.AddTo<BasicLossTerms<Lanes>>(sums);
+}
+
+template <bool kIsSequence, bool kHasReference>
+TANDEM_INLINE void Walk(const PolicyLossBounds& given, const Columns& given_columns, int64_t count,
+                        Tile* tile, LaneSums* sums) {
+  const PolicyLossBounds bounds = given;  // locals that no store can change
+  const Columns columns = given_columns;
+  WalkRatios<kIsSequence>(bounds, columns, count, tile);
+  WalkGenerator<kIsSequence>(bounds, columns, count, tile, sums);
+  WalkLoss<kIsSequence, kHasReference>(bounds, columns, count, tile, sums);
 }
 
 // What most objectives have in common, as constants: what they rule out is then not computed.
@@ -196,12 +251,13 @@ TANDEM_INLINE PolicyLossBounds Usual(PolicyLossBounds bounds) {
   bounds.drops_outside = false;
   bounds.weighs_kl = false;
   bounds.has_prev = true;
+  bounds.has_dual = false;
   return bounds;
 }
 
 TANDEM_INLINE bool IsUsual(const PolicyLossBounds& bounds) {
   return bounds.ratio == RatioKind::kToken && bounds.kl == KlKind::kK3 && !bounds.is_cispo &&
-         !bounds.drops_outside && !bounds.weighs_kl && bounds.has_prev;
+         !bounds.drops_outside && !bounds.weighs_kl && bounds.has_prev && !bounds.has_dual;
 }
 
 }  // namespace

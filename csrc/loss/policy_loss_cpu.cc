@@ -23,10 +23,11 @@ TANDEM_INLINE float Smaller(float x, float y) { return Select(x < y, x, y); }
 TANDEM_INLINE float Larger(float x, float y) { return Select(x > y, x, y); }
 
 template <bool kIsSequence>
-TANDEM_INLINE SequenceTerms SequenceAt(const Tile& tile, int64_t i) {
+TANDEM_INLINE SequenceTerms SequenceAt(const Columns& columns, const Tile& tile, int64_t i) {
   if constexpr (!kIsSequence) return {};
-  return {tile.sequence_ratios[i], tile.sequence_corrections[i], tile.sequence_outside[i],
-          tile.sequence_gradients[i]};
+  const bool counts = columns.weights[i] > 0.0f;
+  return {Counted(tile.sequence_ratios[i], counts), Counted(tile.sequence_corrections[i], counts),
+          Counted(tile.sequence_outside[i], counts), Counted(tile.sequence_gradients[i], counts)};
 }
 
 TANDEM_INLINE PolicyToken TokenAt(const Columns& columns, int64_t i) {
@@ -38,25 +39,21 @@ TANDEM_INLINE PolicyToken TokenAt(const Columns& columns, int64_t i) {
           Counted(columns.nll_coefs[i], counts)};
 }
 
-TANDEM_INLINE TokenExps ExpsAt(const Tile& tile, int64_t i) {
-  return {tile.gap_exps[i], tile.opposite_exps[i], tile.sampling_exps[i], tile.ratio_exps[i],
-          tile.kl_exps[i]};
+TANDEM_INLINE TokenRatios RatiosAt(const Tile& tile, int64_t i) {
+  return {tile.policy_ratios[i], tile.sampling_ratios[i]};
 }
 
 // Three walks over a tile, because one has more values at a time than there are registers.
-template <bool kIsSequence, bool kHasReference>
-TANDEM_INLINE void WalkExps(const PolicyLossBounds& given, const Columns& given_columns,
-                            int64_t count, Tile* tile) {
+template <bool kIsSequence>
+TANDEM_INLINE void WalkRatios(const PolicyLossBounds& given, const Columns& given_columns,
+                              int64_t count, Tile* tile) {
   const PolicyLossBounds bounds = given;  // locals that no store can change
   const Columns columns = given_columns;
 #pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    const TokenExps exps = ExpsOf<kIsSequence, kHasReference>(bounds, TokenAt(columns, i));
-    tile->gap_exps[i] = exps.gap;
-    tile->opposite_exps[i] = exps.opposite;
-    tile->sampling_exps[i] = exps.sampling;
-    tile->ratio_exps[i] = exps.ratio;
-    tile->kl_exps[i] = exps.kl;
+    const TokenRatios ratios = RatiosOf<kIsSequence>(bounds, TokenAt(columns, i));
+    tile->policy_ratios[i] = ratios.policy;
+    tile->sampling_ratios[i] = ratios.sampling;
   }
 }
 
@@ -69,9 +66,10 @@ TANDEM_INLINE void WalkGenerator(const PolicyLossBounds& given, const Columns& g
 #pragma GCC ivdep
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = begin + lane;
-      const GeneratorTerms terms = GeneratorTermsOf<kIsSequence>(
-          bounds, TokenAt(columns, i), ExpsAt(*tile, i), SequenceAt<kIsSequence>(*tile, i));
-      tile->corrections[i] = terms.factor;
+      const GeneratorTerms terms =
+          GeneratorTermsOf<kIsSequence>(bounds, TokenAt(columns, i), RatiosAt(*tile, i),
+                                        SequenceAt<kIsSequence>(columns, *tile, i));
+      tile->factors[i] = terms.factor;
       VisitSums(terms,
                 [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
     }
@@ -88,18 +86,14 @@ TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_
     for (int64_t lane = 0; lane < kLanes; ++lane) {
       const int64_t i = begin + lane;
       const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(
-          bounds, TokenAt(columns, i), SequenceAt<kIsSequence>(*tile, i), ExpsAt(*tile, i),
-          tile->corrections[i]);
+          bounds, TokenAt(columns, i), RatiosAt(*tile, i),
+          SequenceAt<kIsSequence>(columns, *tile, i), tile->factors[i]);
       tile->grad_logprobs[i] = terms.grad_logprob;
       tile->grad_entropy[i] = terms.grad_entropy;
       VisitSums(terms,
                 [&](PolicyMetric metric, float value) { sums->sums[metric][lane] += value; });
       sums->ratio_min[lane] = Smaller(terms.ratio_min, sums->ratio_min[lane]);
       sums->ratio_max[lane] = Larger(terms.ratio_max, sums->ratio_max[lane]);
-      sums->ratio_clamped_min[lane] =
-          Smaller(terms.ratio_clamped_min, sums->ratio_clamped_min[lane]);
-      sums->ratio_clamped_max[lane] =
-          Larger(terms.ratio_clamped_max, sums->ratio_clamped_max[lane]);
     }
   }
 }
@@ -107,7 +101,7 @@ TANDEM_INLINE void WalkLoss(const PolicyLossBounds& given, const Columns& given_
 template <bool kIsSequence, bool kHasReference>
 TANDEM_INLINE void WalkTile(const PolicyLossBounds& bounds, const Columns& columns, int64_t count,
                             Tile* tile, LaneSums* sums) {
-  WalkExps<kIsSequence, kHasReference>(bounds, columns, count, tile);
+  WalkRatios<kIsSequence>(bounds, columns, count, tile);
   WalkGenerator<kIsSequence>(bounds, columns, count, tile, sums);
   WalkLoss<kIsSequence, kHasReference>(bounds, columns, count, tile, sums);
 }
@@ -285,6 +279,7 @@ void WalkSharedRows(const Call& call, const Block& block, Tile* tile, LaneSums* 
   }
 }
 
+// All but the extrema of clamped ratios.
 void FoldLanes(const LaneSums& sums, double* metrics) {
   for (int metric = 0; metric < kNumPolicyMetrics; ++metric) {
     metrics[metric] = NeutralMetric(metric);
@@ -296,8 +291,6 @@ void FoldLanes(const LaneSums& sums, double* metrics) {
     }
     values[kRatioMin] = sums.ratio_min[lane];
     values[kRatioMax] = sums.ratio_max[lane];
-    values[kRatioClampedMin] = sums.ratio_clamped_min[lane];
-    values[kRatioClampedMax] = sums.ratio_clamped_max[lane];
     for (int metric = 0; metric < kNumPolicyMetrics; ++metric) {
       metrics[metric] = CombineMetric(metric, metrics[metric], values[metric]);
     }
@@ -308,8 +301,6 @@ void WalkBlock(const Call& call, int64_t index, double* metrics) {
   LaneSums sums = {};
   std::fill_n(sums.ratio_min, kLanes, kMathInfinity);
   std::fill_n(sums.ratio_max, kLanes, -kMathInfinity);
-  std::fill_n(sums.ratio_clamped_min, kLanes, kMathInfinity);
-  std::fill_n(sums.ratio_clamped_max, kLanes, -kMathInfinity);
   Tile tile;
   const Block block = BlockAt(call.inputs, index);
   if (call.inputs.tokens.row_offsets == nullptr) {
@@ -318,6 +309,7 @@ void WalkBlock(const Call& call, int64_t index, double* metrics) {
     WalkSharedRows(call, block, &tile, &sums);
   }
   FoldLanes(sums, metrics);
+  FillClampedExtrema(call.bounds, metrics);
 }
 
 // Sums over the counted tokens of a sequence, then the gradient through its ratio.
@@ -331,7 +323,7 @@ SequenceTerms WalkSequence(const PolicyLossBounds& bounds, const PolicyLossInput
     if (!(tokens.weights[i] > 0.0f)) continue;
     const float logprob = inputs.logprobs[i];
     const float prev = bounds.has_prev ? tokens.prev_logprobs[i] : logprob;
-    log_ratios += LogRatioOf(bounds, logprob, prev).value;
+    log_ratios += ClampLogRatio(LogRatioOf(bounds, logprob, prev));
     log_weights += prev - tokens.generation_logprobs[i];
     ++count;
   }

@@ -103,11 +103,11 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
                              tokens.nll_coefs == nullptr ? 0.0f : tokens.nll_coefs[i]};
   if (!(token.weight > 0.0f)) return;
   const SequenceTerms sequence = kIsSequence ? SequenceOf(call, i) : SequenceTerms{};
-  const TokenExps exps = ExpsOf<kIsSequence, kHasReference>(call.bounds, token);
+  const TokenRatios ratios = RatiosOf<kIsSequence>(call.bounds, token);
   const GeneratorTerms generator =
-      GeneratorTermsOf<kIsSequence>(call.bounds, token, exps, sequence);
-  const LossTerms terms =
-      LossTermsOf<kIsSequence, kHasReference>(call.bounds, token, sequence, exps, generator.factor);
+      GeneratorTermsOf<kIsSequence>(call.bounds, token, ratios, sequence);
+  const LossTerms terms = LossTermsOf<kIsSequence, kHasReference>(call.bounds, token, ratios,
+                                                                  sequence, generator.factor);
   gradients->logprob += terms.grad_logprob;
   gradients->entropy += terms.grad_entropy;
   const auto add = [&](int metric, float value) { sums[metric] += value; };
@@ -115,10 +115,6 @@ SIMT_DEVICE void WalkToken(const Call& call, int64_t i, float logprob, float ent
   VisitSums(terms, add);
   sums[kRatioMin] = CombineMetric(kRatioMin, sums[kRatioMin], terms.ratio_min);
   sums[kRatioMax] = CombineMetric(kRatioMax, sums[kRatioMax], terms.ratio_max);
-  sums[kRatioClampedMin] =
-      CombineMetric(kRatioClampedMin, sums[kRatioClampedMin], terms.ratio_clamped_min);
-  sums[kRatioClampedMax] =
-      CombineMetric(kRatioClampedMax, sums[kRatioClampedMax], terms.ratio_clamped_max);
 }
 
 template <bool kIsSequence, bool kHasReference>
@@ -159,6 +155,7 @@ PolicyTokenKernel(Call call) {
     for (int64_t row = rows.begin + threadIdx.x; row < rows.end; row += kThreads) {
       WalkRow<kIsSequence, kHasReference>(call, row, sums);
     }
+    FillClampedExtrema(call.bounds, sums);
     SIMT_UNROLL
     for (int m = 0; m < kNumPolicyMetrics; ++m) {
       const double sum = CombineLanes(m, sums[m]);
@@ -215,7 +212,7 @@ PolicySequenceKernel(Call call) {
       if (!(tokens.weights[i] > 0.0f)) continue;
       const float logprob = call.inputs.logprobs[i];
       const float prev = call.bounds.has_prev ? tokens.prev_logprobs[i] : logprob;
-      log_ratios += LogRatioOf(call.bounds, logprob, prev).value;
+      log_ratios += ClampLogRatio(LogRatioOf(call.bounds, logprob, prev));
       log_weights += prev - tokens.generation_logprobs[i];
       count += 1.0;
     }

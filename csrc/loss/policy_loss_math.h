@@ -20,6 +20,7 @@ struct PolicyLossBounds {
   bool drops_outside;  // icepop
   bool weighs_kl;
   bool has_prev;
+  bool has_dual;
   float ratio_low;
   float ratio_high;
   float dual;
@@ -44,6 +45,7 @@ inline PolicyLossBounds BoundsOf(const PolicyLossParams& params, bool has_prev) 
   bounds.drops_outside = params.correction == CorrectionKind::kIcePop;
   bounds.weighs_kl = params.kl_importance_weight;
   bounds.has_prev = has_prev;
+  bounds.has_dual = has_dual;
   bounds.ratio_low = is_clipped ? static_cast<float>(1.0 - params.clip_low) : -kMathInfinity;
   bounds.ratio_high = is_clipped ? static_cast<float>(1.0 + params.clip_high) : kMathInfinity;
   bounds.dual = has_dual ? params.dual_clip : kMathInfinity;
@@ -79,14 +81,11 @@ struct BasicSequenceTerms {
   F gradient;    // d (sum of the sequence's shares * c * l) / d (one token's d)
 };
 
-// The exponentials of a token, apart because they are what costs.
+// The ratios of a token, apart because exponentials take long.
 template <typename F>
-struct BasicTokenExps {
-  F gap;       // e^(generation - prev)
-  F opposite;  // e^(prev - generation)
+struct BasicTokenRatios {
+  F policy;    // e^d; not with kSequence
   F sampling;  // e^(logprob - generation)
-  F ratio;     // e^d; not with kSequence
-  F kl;        // e^(reference - logprob), clamped; with a reference
 };
 
 // What a token says of the generator: sums, weighted, and what the loss needs of it.
@@ -122,15 +121,13 @@ struct BasicLossTerms {
 
   F ratio_min;
   F ratio_max;
-  F ratio_clamped_min;
-  F ratio_clamped_max;
 };
 
 using PolicyToken = BasicPolicyToken<float>;
 using SequenceTerms = BasicSequenceTerms<float>;
 using GeneratorTerms = BasicGeneratorTerms<float>;
 using LossTerms = BasicLossTerms<float>;
-using TokenExps = BasicTokenExps<float>;
+using TokenRatios = BasicTokenRatios<float>;
 
 // A weight of the generator after its truncation.
 template <typename F>
@@ -148,20 +145,15 @@ TANDEM_TOKEN_MATH TruncatedWeight<F> Truncate(const PolicyLossBounds& bounds, F 
   return {Select((is_below | is_above) & bounds.drops_outside, 0.0f, clamped), is_outside};
 }
 
-// The ratio's logarithm, clamped; `passes` is whether the gradient does.
+// The ratio's logarithm.
 template <typename F>
-struct LogRatio {
-  F value;
-  F passes;
-  F is_clamped;
-};
+TANDEM_TOKEN_MATH F LogRatioOf(const PolicyLossBounds& bounds, F logprob, F prev) {
+  return Select(bounds.has_prev, logprob - prev, 0.0f);
+}
 
 template <typename F>
-TANDEM_TOKEN_MATH LogRatio<F> LogRatioOf(const PolicyLossBounds& bounds, F logprob, F prev) {
-  const F d = Select(bounds.has_prev, logprob - prev, 0.0f);
-  const F size = Magnitude(d);
-  return {ClampTo(d, -kLogRatioClamp, kLogRatioClamp), Select(size <= kLogRatioClamp, 1.0f, 0.0f),
-          Select(size > kLogRatioClamp, 1.0f, 0.0f)};
+TANDEM_TOKEN_MATH F ClampLogRatio(F log_ratio) {
+  return ClampTo(log_ratio, -kLogRatioClamp, kLogRatioClamp);
 }
 
 // l, its derivative by the factor, and (cispo) by the log-probability directly.
@@ -176,20 +168,18 @@ template <typename F>
 TANDEM_TOKEN_MATH SurrogateTerms<F> SurrogateOf(const PolicyLossBounds& bounds, F factor, F logprob,
                                                 F advantage) {
   const F clamped = ClampTo(factor, bounds.ratio_low, bounds.ratio_high);
-  const auto is_inside = (factor >= bounds.ratio_low) & (factor <= bounds.ratio_high);
-  const F plain = -advantage * factor;
-  const F clipped = -advantage * clamped;
-  const F plain_slope = -advantage;
-  const F clipped_slope = Select(is_inside, plain_slope, 0.0f);
-  const F even_slope = 0.5f * (plain_slope + clipped_slope);
-  const F larger = Select(plain > clipped, plain, clipped);
-  const F larger_slope =
-      Select(plain > clipped, plain_slope, Select(plain < clipped, clipped_slope, even_slope));
-  const F ceiling = -advantage * bounds.dual;
-  const auto is_capped = (advantage < 0.0f) & (larger >= ceiling);
-  const F capped_slope = Select(larger > ceiling, 0.0f, 0.5f * larger_slope);
-  const F by_factor = Select(is_capped, capped_slope, larger_slope);
-  const F loss = Select(is_capped, ceiling, larger);
+  const auto is_outside = (factor < bounds.ratio_low) | (factor > bounds.ratio_high);
+  const F slope = -advantage;
+  const F plain = slope * factor;
+  const F clipped = slope * clamped;
+  const F even_slope = Select(is_outside & (plain == clipped), 0.5f * slope, slope);
+  F by_factor = Select(is_outside & (plain < clipped), 0.0f, even_slope);
+  F loss = Select(plain > clipped, plain, clipped);
+  const F ceiling = slope * bounds.dual;
+  const auto is_capped = (advantage < 0.0f) & (loss >= ceiling);
+  const F capped_slope = Select(loss > ceiling, 0.0f, 0.5f * by_factor);
+  by_factor = Select(bounds.has_dual, Select(is_capped, capped_slope, by_factor), by_factor);
+  loss = Select(bounds.has_dual, Select(is_capped, ceiling, loss), loss);
   return {Select(bounds.is_cispo, clipped * logprob, loss),
           Select(bounds.is_cispo, 0.0f, by_factor), Select(bounds.is_cispo, clipped, 0.0f)};
 }
@@ -210,15 +200,15 @@ TANDEM_TOKEN_MATH F KlEstimate(KlKind kind, F log_ratio, F exp_minus_line) {
 
 template <typename F>
 TANDEM_TOKEN_MATH KlTerms<F> KlOf(const PolicyLossBounds& bounds, const BasicPolicyToken<F>& token,
-                                  const BasicTokenExps<F>& exps) {
+                                  F sampling_ratio) {
   const F unclamped = token.reference - token.logprob;
   const F d = ClampTo(unclamped, -bounds.kl_input_clamp, bounds.kl_input_clamp);
-  const F line = ExpMinusLine(d, exps.kl);
+  const F line = ExpMinusLine(d);
   const F estimate = KlEstimate(bounds.kl, d, line);
   const F slope_k3 = line + d;  // e^d - 1
   const F slope =
       Select(bounds.kl == KlKind::kK3, slope_k3, Select(bounds.kl == KlKind::kK2, d, -1.0f));
-  const F weight = Select(bounds.weighs_kl, FiniteOrZero(exps.sampling), 1.0f);
+  const F weight = Select(bounds.weighs_kl, FiniteOrZero(sampling_ratio), 1.0f);
   const F value = weight * estimate;
   // False for NaN, whose gradient must not look like that of a clamped estimate.
   const auto is_clamped =
@@ -233,43 +223,36 @@ TANDEM_TOKEN_MATH F Counted(F value, Mask counts) {
   return Select(counts, value, 0.0f);
 }
 
-template <bool kIsSequence, bool kHasReference, typename F>
-TANDEM_TOKEN_MATH BasicTokenExps<F> ExpsOf(const PolicyLossBounds& bounds,
-                                           const BasicPolicyToken<F>& token) {
-  const F gap = token.generation - token.prev;
-  const F kl =
-      ClampTo(token.reference - token.logprob, -bounds.kl_input_clamp, bounds.kl_input_clamp);
-  BasicTokenExps<F> exps;
-  exps.gap = Exp(gap);
-  exps.opposite = Exp(-gap);
-  exps.sampling = Exp(token.logprob - token.generation);
-  exps.ratio = kIsSequence ? 0.0f : Exp(LogRatioOf(bounds, token.logprob, token.prev).value);
-  exps.kl = kHasReference ? Exp(kl) : 0.0f;
-  return exps;
+template <bool kIsSequence, typename F>
+TANDEM_TOKEN_MATH BasicTokenRatios<F> RatiosOf(const PolicyLossBounds& bounds,
+                                               const BasicPolicyToken<F>& token) {
+  const F d = ClampLogRatio(LogRatioOf(bounds, token.logprob, token.prev));
+  return {kIsSequence ? F(0.0f) : Exp(d), Exp(token.logprob - token.generation)};
 }
 
 // How far trainer and generator are apart. sequence: looked at with kIsSequence alone, here and
-// below. The token's columns have gone through Counted.
+// below. Columns and sequence have gone through Counted, so that all sums of a token that does not
+// count are 0.
 template <bool kIsSequence, typename F>
 TANDEM_TOKEN_MATH BasicGeneratorTerms<F> GeneratorTermsOf(const PolicyLossBounds& bounds,
                                                           const BasicPolicyToken<F>& token,
-                                                          const BasicTokenExps<F>& exps,
+                                                          const BasicTokenRatios<F>& ratios,
                                                           const BasicSequenceTerms<F>& sequence) {
   const F gap = token.generation - token.prev;
-  const ExpLines<F> lines = ExpMinusLines(gap, exps.gap, exps.opposite);
+  const OppositeExps<F> exps = OppositeExpsOf(gap);
   const TruncatedWeight<F> truncated =
       kIsSequence ? TruncatedWeight<F>{sequence.correction, sequence.is_outside}
-                  : Truncate(bounds, FiniteOrZero(exps.opposite));
+                  : Truncate(bounds, FiniteOrZero(exps.exp_of_opposite));
   BasicGeneratorTerms<F> terms;
   terms.factor = Select(bounds.corrects, truncated.weight, 1.0f);
   terms.correction = kIsSequence ? 0.0f : token.weight * truncated.weight;
   terms.outside = token.weight * truncated.is_outside;
-  terms.mult_prob_error = token.weight * Select(gap < 0.0f, exps.opposite, exps.gap);
-  terms.generation_kl = token.weight * KlEstimate(bounds.kl, -gap, lines.of_opposite);
-  terms.policy_kl = token.weight * KlEstimate(bounds.kl, gap, lines.of_x);
-  terms.js_divergence = token.weight * LogCoshHalf(gap, lines.of_x, lines.of_opposite);
+  terms.mult_prob_error = token.weight * Select(gap < 0.0f, exps.exp_of_opposite, exps.exp);
+  terms.generation_kl = token.weight * KlEstimate(bounds.kl, -gap, exps.line_of_opposite);
+  terms.policy_kl = token.weight * KlEstimate(bounds.kl, gap, exps.line);
+  terms.js_divergence = token.weight * LogCoshHalf(gap, exps);
   // The limit of x log x at 0, where the log-probability is -inf.
-  const F product = Select(exps.sampling == 0.0f, 0.0f, exps.sampling * token.logprob);
+  const F product = Select(ratios.sampling == 0.0f, 0.0f, ratios.sampling * token.logprob);
   terms.approx_entropy = token.weight * -product;
   return terms;
 }
@@ -282,10 +265,10 @@ struct Factor {
 };
 
 template <typename F>
-TANDEM_TOKEN_MATH Factor<F> FactorOf(RatioKind kind, F ratio, F passes, F logprob) {
+TANDEM_TOKEN_MATH Factor<F> FactorOf(RatioKind kind, F ratio, F passing_ratio, F logprob) {
   const F other = Select(kind == RatioKind::kOnPolicy, 1.0f, logprob);
   return {Select(kind == RatioKind::kToken, ratio, other),
-          Select(kind == RatioKind::kToken, ratio * passes, 1.0f)};
+          Select(kind == RatioKind::kToken, passing_ratio, 1.0f)};
 }
 
 // d (share c l) / d (ratio of the sequence), which is summed over its tokens.
@@ -310,24 +293,26 @@ TANDEM_TOKEN_MATH SequenceTerms SequenceTermsOf(const PolicyLossBounds& bounds, 
 template <bool kIsSequence, bool kHasReference, typename F>
 TANDEM_TOKEN_MATH BasicLossTerms<F> LossTermsOf(const PolicyLossBounds& bounds,
                                                 const BasicPolicyToken<F>& token,
+                                                const BasicTokenRatios<F>& ratios,
                                                 const BasicSequenceTerms<F>& sequence,
-                                                const BasicTokenExps<F>& exps, F correction) {
-  const auto counts = token.weight > 0.0f;
+                                                F correction) {
   BasicLossTerms<F> terms;
-  const LogRatio<F> d = LogRatioOf(bounds, token.logprob, token.prev);
-  const F ratio = kIsSequence ? sequence.ratio : exps.ratio;
+  const F d = LogRatioOf(bounds, token.logprob, token.prev);
+  const auto is_clamped = Magnitude(d) > kLogRatioClamp;  // then no gradient flows through it
+  const F ratio = kIsSequence ? sequence.ratio : ratios.policy;
   const Factor<F> factor =
-      kIsSequence ? Factor<F>{ratio, 0.0f} : FactorOf(bounds.ratio, ratio, d.passes, token.logprob);
+      kIsSequence ? Factor<F>{ratio, 0.0f}
+                  : FactorOf(bounds.ratio, ratio, Select(is_clamped, 0.0f, ratio), token.logprob);
   const SurrogateTerms<F> surrogate =
       SurrogateOf(bounds, factor.value, token.logprob, token.advantage);
   F loss = token.share * (correction * surrogate.loss);
   const F slope = surrogate.by_factor * factor.by_logprob + surrogate.by_logprob;
   F gradient = token.share * (correction * slope);
-  if (kIsSequence) gradient += sequence.gradient * d.passes;
+  if (kIsSequence) gradient += Select(is_clamped, 0.0f, sequence.gradient);
 
   terms.kl_penalty = 0.0f;
   if (kHasReference) {
-    const KlTerms<F> kl = KlOf(bounds, token, exps);
+    const KlTerms<F> kl = KlOf(bounds, token, ratios.sampling);
     terms.kl_penalty = token.share * kl.value;
     // A coefficient of 0 only reports: infinity must not reach the loss through it.
     loss += Select(bounds.kl_coef != 0.0f, bounds.kl_coef * terms.kl_penalty, 0.0f);
@@ -337,26 +322,24 @@ TANDEM_TOKEN_MATH BasicLossTerms<F> LossTermsOf(const PolicyLossBounds& bounds,
   terms.nll = Select(token.nll_coef != 0.0f, token.nll_coef * -token.logprob, 0.0f);
   const F bonus = bounds.entropy_coef * (token.share * token.entropy);
   terms.loss = loss - Select(bounds.entropy_coef != 0.0f, bonus, 0.0f) + terms.nll;
-  terms.grad_logprob = Counted(gradient - token.nll_coef, counts);
-  terms.grad_entropy = Counted(-bounds.entropy_coef * token.share, counts);
+  // 0 + and 0 - make a 0 of a -0, which a token that does not count would leave.
+  terms.grad_logprob = (0.0f + gradient) - token.nll_coef;
+  terms.grad_entropy = 0.0f - bounds.entropy_coef * token.share;
 
   const F clamped = ClampTo(ratio, bounds.ratio_low, bounds.ratio_high);
-  const auto is_low =
-      (ratio < bounds.ratio_low) & (bounds.is_cispo | (token.advantage < 0.0f)) & counts;
-  const auto is_high =
-      (ratio > bounds.ratio_high) & (bounds.is_cispo | (token.advantage > 0.0f)) & counts;
+  const auto is_low = (ratio < bounds.ratio_low) & (bounds.is_cispo | (token.advantage < 0.0f));
+  const auto is_high = (ratio > bounds.ratio_high) & (bounds.is_cispo | (token.advantage > 0.0f));
   const auto is_dual = (ratio > bounds.dual) & (token.advantage < 0.0f);
   terms.entropy = token.weight * token.entropy;
-  terms.ratio = Counted(token.weight * ratio, counts);
-  terms.ratio_clamped = Counted(token.weight * clamped, counts);
-  terms.clip_low = Counted(token.weight, is_low);
-  terms.clip_high = Counted(token.weight, is_high);
-  terms.dual_clip = Counted(token.weight, is_dual);
-  terms.clamped_log_ratios = d.is_clamped;
+  terms.ratio = token.weight * ratio;
+  terms.ratio_clamped = token.weight * clamped;
+  terms.clip_low = Select(is_low, token.weight, 0.0f);
+  terms.clip_high = Select(is_high, token.weight, 0.0f);
+  terms.dual_clip = Select(is_dual, token.weight, 0.0f);
+  terms.clamped_log_ratios = Select(is_clamped, 1.0f, 0.0f);
+  const auto counts = token.weight > 0.0f;
   terms.ratio_min = Select(counts, ratio, kMathInfinity);
   terms.ratio_max = Select(counts, ratio, -kMathInfinity);
-  terms.ratio_clamped_min = Select(counts, clamped, kMathInfinity);
-  terms.ratio_clamped_max = Select(counts, clamped, -kMathInfinity);
   return terms;
 }
 
@@ -403,6 +386,18 @@ SIMT_HD inline double CombineMetric(int metric, double left, double right) {
   if (IsMinimum(metric)) return right < left ? right : left;
   if (IsMaximum(metric)) return right > left ? right : left;
   return left + right;
+}
+
+// The extrema of clamped ratios are the clamped extrema, for a clamp keeps order; those of no token
+// stay what they are.
+TANDEM_TOKEN_MATH void FillClampedExtrema(const PolicyLossBounds& bounds, double* metrics) {
+  const auto clamped = [&](double extremum) {
+    const auto ratio = static_cast<float>(extremum);
+    return Magnitude(ratio) < kMathInfinity ? ClampTo(ratio, bounds.ratio_low, bounds.ratio_high)
+                                            : ratio;
+  };
+  metrics[kRatioClampedMin] = clamped(metrics[kRatioMin]);
+  metrics[kRatioClampedMax] = clamped(metrics[kRatioMax]);
 }
 
 }  // namespace tandem

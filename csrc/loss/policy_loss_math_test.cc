@@ -41,14 +41,32 @@ TEST(PolicyLossMathTest, ExpMinusLineKeepsItsDigitsNearZero) {
     for (const float value : {x, tiny}) {
       // expm1(x) - x loses digits in float64 too: long double has some to lose.
       const long double want = std::expm1(static_cast<long double>(value)) - value;
-      const auto error = static_cast<double>(ExpMinusLine(value, Exp(value)) / want - 1);
-      const ExpLines<float> lines = ExpMinusLines(-value, Exp(-value), Exp(value));
-      const auto error_of_two = static_cast<double>(lines.of_opposite / want - 1);
+      const auto error = static_cast<double>(ExpMinusLine(value) / want - 1);
+      const auto error_of_two =
+          static_cast<double>(OppositeExpsOf(-value).line_of_opposite / want - 1);
       worst = std::max({worst, std::abs(error), std::abs(error_of_two)});
     }
   }
   EXPECT_LT(worst, 7e-7);
-  EXPECT_EQ(ExpMinusLine(0.0f, 1.0f), 0.0f);
+  EXPECT_EQ(ExpMinusLine(0.0f), 0.0f);
+}
+
+TEST(PolicyLossMathTest, OppositeExponentialsHaveTheDigitsOfFloat32) {
+  double worst = 0;
+  for (int i = -87000; i <= 87000; ++i) {
+    const float x = static_cast<float>(i) * 1e-3f;
+    const OppositeExps<float> exps = OppositeExpsOf(x);
+    worst = std::max({worst, std::abs(exps.exp / std::exp(double{x}) - 1),
+                      std::abs(exps.exp_of_opposite / std::exp(-double{x}) - 1)});
+  }
+  EXPECT_LT(worst, 2e-7);
+  for (const float far : {90.0f, kMathInfinity}) {
+    EXPECT_EQ(OppositeExpsOf(far).exp, kMathInfinity);
+    EXPECT_EQ(OppositeExpsOf(far).exp_of_opposite, 0.0f);
+    EXPECT_EQ(OppositeExpsOf(-far).exp, 0.0f);
+  }
+  const OppositeExps<float> none = OppositeExpsOf(kNaN);
+  EXPECT_TRUE(std::isnan(none.exp) && std::isnan(none.exp_of_opposite) && std::isnan(none.line));
 }
 
 TEST(PolicyLossMathTest, LogOnePlusKeepsItsDigits) {
@@ -64,12 +82,12 @@ TEST(PolicyLossMathTest, LogOnePlusKeepsItsDigits) {
 TEST(PolicyLossMathTest, TheJensenShannonEstimateIsLogCosh) {
   for (int i = -12000; i <= 12000; ++i) {
     const float gap = static_cast<float>(i) * 1e-2f;
-    const float got = LogCoshHalf(gap, ExpMinusLine(gap, Exp(gap)), ExpMinusLine(-gap, Exp(-gap)));
+    const float got = LogCoshHalf(gap, OppositeExpsOf(gap));
     const double half = std::abs(double{gap}) / 2;
     const double want = half - std::log(2.0) + std::log1p(std::exp(-2 * half));
     EXPECT_NEAR(got, want, 1e-6 * want + 1e-9) << gap;
   }
-  EXPECT_TRUE(std::isnan(LogCoshHalf(kNaN, kNaN, kNaN)));
+  EXPECT_TRUE(std::isnan(LogCoshHalf(kNaN, OppositeExpsOf(kNaN))));
 }
 
 TEST(PolicyLossMathTest, ClampsKeepNaNAndTheirBounds) {

@@ -31,13 +31,10 @@ struct Columns {
 
 // What is made of a tile: it stays in the first cache.
 struct Tile {
-  float corrections[kTileTokens];
-  // A TokenExps per token, taken apart.
-  float gap_exps[kTileTokens];
-  float opposite_exps[kTileTokens];
-  float sampling_exps[kTileTokens];
-  float ratio_exps[kTileTokens];
-  float kl_exps[kTileTokens];
+  // A TokenRatios and the factor of a GeneratorTerms per token, taken apart.
+  float policy_ratios[kTileTokens];
+  float sampling_ratios[kTileTokens];
+  float factors[kTileTokens];
   // With kSequence: a SequenceTerms per token, taken apart.
   float sequence_ratios[kTileTokens];
   float sequence_corrections[kTileTokens];
@@ -55,8 +52,6 @@ struct LaneSums {
   double sums[kNumPolicyMetrics][kLanes];  // those of the extrema stay 0
   float ratio_min[kLanes];
   float ratio_max[kLanes];
-  float ratio_clamped_min[kLanes];
-  float ratio_clamped_max[kLanes];
 };
 
 #ifdef TANDEM_HAS_AVX512

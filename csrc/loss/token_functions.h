@@ -41,6 +41,10 @@ TANDEM_TOKEN_MATH float ScaleExp(float x, float p, float shifted, float /*k*/) {
   return Select(x < -87.3f, 0.0f, Select(x > 88.3f, kMathInfinity, p * scale));
 }
 
+// Whether a condition holds in every lane, so that what is meant for the others need not be
+// computed. One token alone computes both: a branch would cost more (see Select).
+TANDEM_TOKEN_MATH bool IsEverywhere(bool /*condition*/) { return false; }
+
 // Keeps what follows free of infinity - infinity; ScaleExp looks at x itself.
 TANDEM_TOKEN_MATH float BoundExponent(float x) { return x; }
 
@@ -88,11 +92,13 @@ TANDEM_TOKEN_MATH F Exp(F exponent) {
   return ScaleExp(x, p, shifted, k);
 }
 
-// e^x - 1 - x, with its digits near 0 too; `exp` is e^x.
+// Below this size e^x - 1 - x is a series, because the difference would lose its digits.
+inline constexpr float kNear = 0.6f;
+
+// e^x - 1 - x, with its digits near 0 too.
 template <typename F>
-TANDEM_TOKEN_MATH F ExpMinusLine(F x, F exp) {
-  F p = 1.0f / 3628800;
-  p = p * x + 1.0f / 362880;
+TANDEM_TOKEN_MATH F ExpMinusLine(F x) {
+  F p = 1.0f / 362880;
   p = p * x + 1.0f / 40320;
   p = p * x + 1.0f / 5040;
   p = p * x + 1.0f / 720;
@@ -101,23 +107,26 @@ TANDEM_TOKEN_MATH F ExpMinusLine(F x, F exp) {
   p = p * x + 1.0f / 6;
   p = p * x + 0.5f;
   const F near = p * x * x;
-  const F far = (exp - 1.0f) - x;
-  return Select(Magnitude(x) < 0.6f, near, far);
+  const auto is_near = Magnitude(x) < kNear;
+  if (IsEverywhere(is_near)) return near;
+  return Select(is_near, near, (Exp(x) - 1.0f) - x);
 }
 
-// e^x - 1 - x of a number and of its opposite.
+// e^x and e^x - 1 - x of a number and of its opposite.
 template <typename F>
-struct ExpLines {
-  F of_x;
-  F of_opposite;
+struct OppositeExps {
+  F exp;
+  F exp_of_opposite;
+  F line;
+  F line_of_opposite;
 };
 
-// Near 0 the two are the even part of the series plus and minus the odd one.
+// Near 0 the two lines are the even part of the series plus and minus the odd one, and the
+// exponentials come of them.
 template <typename F>
-TANDEM_TOKEN_MATH ExpLines<F> ExpMinusLines(F x, F exp, F exp_of_opposite) {
+TANDEM_TOKEN_MATH OppositeExps<F> OppositeExpsOf(F x) {
   const F square = x * x;
-  F even = 1.0f / 3628800;
-  even = even * square + 1.0f / 40320;
+  F even = 1.0f / 40320;
   even = even * square + 1.0f / 720;
   even = even * square + 1.0f / 24;
   even = even * square + 0.5f;
@@ -127,9 +136,17 @@ TANDEM_TOKEN_MATH ExpLines<F> ExpMinusLines(F x, F exp, F exp_of_opposite) {
   odd = odd * square + 1.0f / 120;
   odd = odd * square + 1.0f / 6;
   odd = odd * square * x;
-  const auto is_near = Magnitude(x) < 0.6f;
-  return {Select(is_near, even + odd, (exp - 1.0f) - x),
-          Select(is_near, even - odd, (exp_of_opposite - 1.0f) + x)};
+  const F line = even + odd;
+  const F line_of_opposite = even - odd;
+  const OppositeExps<F> near = {(line + x) + 1.0f, (line_of_opposite - x) + 1.0f, line,
+                                line_of_opposite};
+  const auto is_near = Magnitude(x) < kNear;
+  if (IsEverywhere(is_near)) return near;
+  const F exp = Exp(x);
+  const F opposite = Exp(-x);
+  return {Select(is_near, near.exp, exp), Select(is_near, near.exp_of_opposite, opposite),
+          Select(is_near, line, (exp - 1.0f) - x),
+          Select(is_near, line_of_opposite, (opposite - 1.0f) + x)};
 }
 
 // log(1 + y) for y >= 0, with its digits near 0 too: 1 + y = 2^k m, and log m = 2 atanh(z).
@@ -148,13 +165,23 @@ TANDEM_TOKEN_MATH F LogOnePlus(F y) {
   return split.k * 0.69314718055994530942f + p * z;
 }
 
-// The Jensen-Shannon estimate of rl/algorithms/policy_metrics.py is log cosh(gap / 2); the two
-// terms are e^g - 1 - g and e^-g - 1 + g, whose sum is 4 sinh^2(gap / 2).
+// The Jensen-Shannon estimate of rl/algorithms/policy_metrics.py is log cosh(gap / 2): a series
+// near 0; elsewhere the lines' sum is 4 sinh^2(gap / 2).
 template <typename F>
-TANDEM_TOKEN_MATH F LogCoshHalf(F gap, F term, F opposite_term) {
+TANDEM_TOKEN_MATH F LogCoshHalf(F gap, const OppositeExps<F>& exps) {
+  const F square = gap * gap;
+  F p = 31.0f / 14515200;
+  p = p * square - 17.0f / 645120;
+  p = p * square + 1.0f / 2880;
+  p = p * square - 1.0f / 192;
+  p = p * square + 0.125f;
+  const F near = p * square;
+  const auto is_near = Magnitude(gap) < kNear;
+  if (IsEverywhere(is_near)) return near;
+  const F middle = 0.5f * LogOnePlus(0.25f * (exps.line + exps.line_of_opposite));
   const F far = 0.5f * Magnitude(gap) - 0.69314718055994530942f;
-  const F near = 0.5f * LogOnePlus(0.25f * (term + opposite_term));
-  return Select(Magnitude(gap) <= 20.0f, near, far);  // far also for NaN, which `near` would hide
+  // far also for NaN, which `middle` would hide
+  return Select(is_near, near, Select(Magnitude(gap) <= 20.0f, middle, far));
 }
 
 // nan_to_num(x, 0, 0, 0).

@@ -16,6 +16,13 @@ enum class StatusCode {
   kOk = 0,
   kInvalidArgument,  // the caller broke the contract; the message names the argument and the value
   kDeviceError,      // a device runtime call failed
+  // Of the refit transport:
+  kDeadlineExceeded,  // a wait ended; the message names what was waited for
+  kPeerLost,          // a process or a connection is gone
+  kAborted,           // a peer gave up and said why
+  kMismatch,          // two ends disagree: plan, epoch, version, order, size
+  kDataLoss,          // bytes arrived that were not sent
+  kUnavailable,       // the machine refuses: no memory, no address, no library
 };
 
 class [[nodiscard]] Status {

@@ -1,14 +1,17 @@
-"""The contract between the two ends of a refit, in vLLM's own four phases: init, start, update*, finish.
+"""The contract between the two ends of a refit and the driver; vLLM's own four phases: init, start, update, finish.
 
-The driver-side transaction (`rl.weights.sync.WeightSync`) speaks to one sender and to many receivers through these
-protocols and never sees a tensor. A bucket is packed into a slot of the transport by the sender, then loaded from it
-by every receiver.
+The driver-side transaction (`rl.weights.sync.WeightSync`) speaks to one sender (all trainer ranks behind one handle)
+and to many receivers (one per engine, all ranks behind it) through these protocols and never sees a tensor or a bucket.
+A reader is one process that receives: engines of several ranks have several.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rl.core.types import PolicyVersion
+
+TransportName = Literal["shm", "tcp", "nccl"]
 
 
 @dataclass(frozen=True)
@@ -21,22 +24,71 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class TransferInfo:
-    """All that a peer needs to join: made once by the driver, shipped to both ends.
+class OpenRequest:
+    """What the driver wants of a sender.
 
     Attributes:
-        channel: Transport address; for shared memory the segment's name (it carries the run tag).
-        tensors: The manifest, in wire order.
-        bucket_bytes: Capacity of one slot.
-        num_slots: Slots in the ring.
-        plan_digest: Digest of the bucket plan; both ends compute their own and must agree.
+        transport: Backend.
+        channel: Unique name of this set of links; begins with the run's tag.
+        bucket_bytes: Capacity of a bucket.
+        num_slots: Buckets under way at once, at least 2.
+        readers: Names of all readers in rank order, for messages ("generation[1].0" = rank 0 of replica 1).
+        timeout_s: Deadline of `join`.
     """
 
+    transport: TransportName
     channel: str
-    tensors: tuple[TensorSpec, ...]
     bucket_bytes: int
     num_slots: int
+    readers: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class TransferInfo:
+    """All that a reader needs to join: made by the sender, shipped to every reader.
+
+    Attributes:
+        transport: Backend.
+        addresses: One per root: segment name, "host:port", or the base64 NCCL id.
+        plan: The serialized plan; manifest and buckets.
+        plan_digest: Of these bytes, 16 hexadecimal digits.
+        num_slots: Slots of each link.
+        readers: Names of all readers in rank order.
+        timeout_s: Deadline of joining.
+    """
+
+    transport: TransportName
+    addresses: tuple[str, ...]
+    plan: bytes
     plan_digest: str
+    num_slots: int
+    readers: tuple[str, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class RefitStart:
+    """One attempt: epochs grow with every attempt, also of the same version; timeout_s is what is left of the refit."""
+
+    epoch: int
+    version: PolicyVersion
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class SendReport:
+    """What the roots sent.
+
+    Attributes:
+        digests: One little-endian uint64 per tensor of the manifest.
+        num_bytes: Bytes of one copy.
+        seconds: By part: copy, digest, wire, gather; the slowest root.
+    """
+
+    digests: bytes
+    num_bytes: int
+    seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -46,41 +98,43 @@ class Ack:
     Attributes:
         replica: Who confirms.
         version: The version that the engine itself reports after the update.
-        num_tensors: Whole tensors loaded.
-        checksum: Digest over all bytes received, in wire order.
+        num_tensors: Whole tensors loaded, by every rank.
+        digests: One table per reader of the replica: a little-endian uint64 per tensor of the manifest.
+        seconds: By part: copy, digest, wire, load; the slowest reader.
     """
 
     replica: str
     version: PolicyVersion
     num_tensors: int
-    checksum: str
+    digests: tuple[bytes, ...]
+    seconds: Mapping[str, float]
 
 
 class SenderHandle(Protocol):
-    """The trainer's end, as the driver sees it."""
+    """The trainer's end, as the driver sees it; all roots behind one handle."""
 
     async def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors in wire order; tied weights once."""
         ...
 
-    async def open(self, info: TransferInfo) -> None:
-        """Create the transport's buffers. Raises WeightSyncError when the plan digests differ."""
+    async def open(self, request: OpenRequest) -> TransferInfo:
+        """Make plan and links; earlier ones are closed. Raises WeightSyncError."""
         ...
 
-    async def start(self, version: PolicyVersion) -> None:
-        """Begin a refit."""
+    async def join(self) -> None:
+        """Wait until every reader is there; runs beside the receivers' `init`."""
         ...
 
-    async def pack(self, bucket: int) -> None:
-        """Pack bucket number `bucket` into its slot (`bucket % num_slots`)."""
+    async def send(self, start: RefitStart) -> SendReport:
+        """Send all buckets of one refit and wait until every reader has taken them."""
         ...
 
-    async def finish(self) -> str:
-        """End the refit and return the checksum over all bytes packed, in wire order."""
+    async def abort(self, reason: str) -> None:
+        """Give up what is under way, and tell the readers why; idempotent, returns soon."""
         ...
 
     async def close(self) -> None:
-        """Release the transport's buffers."""
+        """Release links and memory; idempotent."""
         ...
 
 
@@ -89,21 +143,30 @@ class ReceiverHandle(Protocol):
 
     @property
     def replica(self) -> str:
-        """A name for messages."""
+        """A name for messages: "generation[0]"."""
         ...
 
-    async def init(self, info: TransferInfo) -> None:
-        """Open the transport. Raises WeightSyncError when the plan digests differ."""
+    @property
+    def num_readers(self) -> int:
+        """Processes that receive: the ranks of the engine."""
         ...
 
-    async def start(self, version: PolicyVersion) -> None:
+    async def init(self, info: TransferInfo, first_reader: int) -> None:
+        """Join the links, as readers `first_reader`, ... Raises WeightSyncError when plan or tensors differ."""
+        ...
+
+    async def start(self, start: RefitStart) -> None:
         """Begin a refit; the engine must be paused."""
         ...
 
-    async def update(self, bucket: int) -> None:
-        """Load bucket number `bucket` from its slot."""
+    async def update(self) -> None:
+        """Receive and load all buckets; runs beside the sender's `send`."""
         ...
 
     async def finish(self, version: PolicyVersion) -> Ack:
-        """Commit: finalise layers, set the engine's version, drop caches; return what was loaded."""
+        """Commit: finalise layers, read back, set the engine's version; return what was loaded."""
+        ...
+
+    async def abort(self, reason: str) -> None:
+        """Give up what is under way; idempotent, returns soon, and never raises for a replica that is gone."""
         ...

@@ -1,0 +1,103 @@
+"""Where the tensors of a refit come from: what a sender asks, and the source whose tensors lie in this process.
+
+A source knows names and layouts and moves nothing over the wire. Sources that gather, merge or slice are in
+`rl.weights.shards`, `rl.weights.adapters` and `rl.weights.layout`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from rl.core.errors import WeightSyncError
+from rl.weights.manifest import first_difference, manifest_of
+from rl.weights.transport import TensorSpec
+
+
+class WeightSource(Protocol):
+    """Full tensors in the order of a manifest; every trainer rank has one, and they move in lockstep.
+
+    One refit is `begin`, `tensors` for the whole plan, in its order, and `end`; the weights do not change in between.
+    """
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether `tensors` costs no memory, so that all may be asked for at once; known after `begin`."""
+        ...
+
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors in wire order, each in its wire dtype; the same on every rank, tied weights once."""
+        ...
+
+    def begin(self) -> None:
+        """Begin a refit with the weights as they are now.
+
+        Raises:
+            WeightSyncError: the tensors are no longer those of the manifest; names the first that differs.
+        """
+        ...
+
+    def tensors(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return these tensors of the manifest whole and contiguous; a collective of all ranks.
+
+        A floating-point tensor may have another floating-point dtype than on the wire; whoever packs casts.
+        """
+        ...
+
+    def end(self) -> None:
+        """Forget what the refit needed; idempotent, also after a failure."""
+        ...
+
+
+class LocalSource:
+    """Tensors of this process, whole.
+
+    Args:
+        named_tensors: Called at every refit; tied weights once, under the name of the checkpoint.
+        dtype: Of floating-point tensors on the wire; None = each its own.
+    """
+
+    def __init__(self, named_tensors: Callable[[], Mapping[str, Tensor]], dtype: torch.dtype | None = None) -> None:
+        self._named_tensors = named_tensors
+        self._dtype = dtype
+        self._agreed: tuple[TensorSpec, ...] | None = None
+        self._tensors: list[Tensor] = []
+
+    @property
+    def holds_tensors(self) -> bool:
+        """Whether every tensor can be sent as it lies."""
+        return all(tensor.is_contiguous() for tensor in self._tensors)
+
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """Return the tensors in wire order."""
+        self._agreed = manifest_of(self._named_tensors(), self._dtype)
+        return self._agreed
+
+    def begin(self) -> None:
+        """Take the tensors as they are now; see `WeightSource.begin`."""
+        tensors = self._named_tensors()
+        actual = manifest_of(tensors, self._dtype)
+        check_agreed(self._agreed, actual)
+        self._tensors = [tensor.detach() for tensor in tensors.values()]
+
+    def tensors(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return tensors as they lie; one that is not contiguous is copied."""
+        return [self._tensors[index].contiguous() for index in indices]
+
+    def end(self) -> None:
+        """Forget the tensors."""
+        self._tensors = []
+
+
+def check_agreed(agreed: Sequence[TensorSpec] | None, actual: Sequence[TensorSpec]) -> None:
+    """Compare what a source has with the manifest that it gave.
+
+    Raises:
+        WeightSyncError: it gave none, or a tensor differs; names the first.
+    """
+    if agreed is None:
+        raise WeightSyncError("a refit began before the manifest of its source was asked for")
+    difference = first_difference(agreed, actual)
+    if difference is not None:
+        raise WeightSyncError(f"the trainer's tensors are not those that were agreed: {difference}")

@@ -54,6 +54,9 @@ uint64_t tandem_plan_digest(const void* plan);
 void tandem_plan_counts(const void* plan, int64_t counts[6]);
 // pieces [num_pieces, 6]: bucket, tensor, tensor_offset, bucket_offset, bytes, root
 void tandem_plan_pieces(const void* plan, int64_t* pieces);
+// Name of tensor `index`, with its type and shape; all live as long as the plan.
+const char* tandem_plan_tensor(const void* plan, int64_t index, int32_t* type, int32_t* num_extents,
+                               const int64_t** extents);
 
 int32_t tandem_sender_open(const void* plan, const TandemRefitLink* link, void** sender,
                            TandemRefitError* error);

@@ -1,8 +1,8 @@
-"""Find and load csrc's operator library.
+"""Find csrc's libraries, and load the one of operators.
 
 This module is the only one that looks for native libraries. It knows no operator: the modules of rl/ops that wrap one
 have its formulas (autograd, fake kernels) registered through `on_load`. Whether the native operator or the plain torch
-one is used is the caller's choice.
+one is used is the caller's choice. The library of the refit is opened by its own wrapper in rl/weights.
 
     on_load(register_formulas)   # at import, beside the wrapper
     require_native()             # before the first use
@@ -21,6 +21,10 @@ from rl.core.errors import FatalError
 
 LIBRARY_DIR_VARIABLE = "RL_NATIVE_DIR"
 _LOSS_LIBRARY = "libtandem_loss.so"
+REFIT_LIBRARY = "libtandem_refit.so"
+# How each is built, and what works without it.
+_TARGETS = {_LOSS_LIBRARY: "//csrc/bindings:loss_ops", REFIT_LIBRARY: "//csrc/bindings:refit"}
+_WAYS_OUT = {_LOSS_LIBRARY: ", or choose policy.logprob_impl=torch", REFIT_LIBRARY: ""}
 # What is to run once the library is there. Filled by imports, emptied by loading.
 _waiting: list[Callable[[], None]] = []
 _loading = threading.Lock()  # the workers of a LocalCluster are threads
@@ -46,16 +50,34 @@ def on_load(register: Callable[[], None]) -> None:
     _waiting.append(register)
 
 
-def library_candidates() -> list[Path]:
-    """Return the places where the library may be, in the order in which they are tried."""
+def library_candidates(library: str = _LOSS_LIBRARY) -> list[Path]:
+    """Return the places where a library may be, in the order in which they are tried."""
     here = Path(__file__).absolute()
     candidates = [
-        here.parents[1] / "_native" / _LOSS_LIBRARY,  # an installed wheel
-        here.parents[2] / "csrc" / "bindings" / _LOSS_LIBRARY,  # a Bazel runfiles tree
-        here.resolve().parents[2] / "bazel-bin" / "csrc" / "bindings" / _LOSS_LIBRARY,  # a checkout after a build
+        here.parents[1] / "_native" / library,  # an installed wheel
+        here.parents[2] / "csrc" / "bindings" / library,  # a Bazel runfiles tree
+        here.resolve().parents[2] / "bazel-bin" / "csrc" / "bindings" / library,  # a checkout after a build
     ]
     chosen = os.environ.get(LIBRARY_DIR_VARIABLE)
-    return [Path(chosen) / _LOSS_LIBRARY] if chosen else candidates
+    return [Path(chosen) / library] if chosen else candidates
+
+
+def native_library(library: str) -> Path:
+    """Return where a native library is.
+
+    Raises:
+        FatalError: it is in none of its places; the message lists them and the remedy.
+    """
+    candidates = library_candidates(library)
+    found = next((path for path in candidates if path.is_file()), None)
+    if found is None:
+        places = ", ".join(str(path) for path in candidates)
+        raise FatalError(
+            f"the native library {library} is in none of: {places}. Build it with "
+            f"`bazel build {_TARGETS[library]}`, install the wheel, or set {LIBRARY_DIR_VARIABLE} to its folder"
+            f"{_WAYS_OUT[library]}"
+        )
+    return found
 
 
 def cpu_instruction_set() -> str:
@@ -104,15 +126,10 @@ def _outdated_is_fatal() -> Iterator[None]:
 @functools.cache
 def _load_failure() -> str | None:
     """Load once; return None, or why the operators cannot be used."""
-    candidates = library_candidates()
-    library = next((path for path in candidates if path.is_file()), None)
-    if library is None:
-        places = ", ".join(str(path) for path in candidates)
-        return (
-            f"the native library {_LOSS_LIBRARY} is in none of: {places}. Build it with "
-            f"`bazel build //csrc/bindings:loss_ops`, install the wheel, set {LIBRARY_DIR_VARIABLE} to its folder, or "
-            "choose policy.logprob_impl=torch"
-        )
+    try:
+        library = native_library(_LOSS_LIBRARY)
+    except FatalError as error:
+        return str(error)
     try:
         torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]  # torch leaves it untyped
     except OSError as error:

@@ -5,7 +5,7 @@ and to many receivers (one per engine, all ranks behind it) through these protoc
 A reader is one process that receives: engines of several ranks have several.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -24,6 +24,27 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class LinkSettings:
+    """What both ends of a link must know beside the plan; a transport ignores what is not its own.
+
+    Attributes:
+        digests: Off only to measure what they cost.
+        host: tcp: the address at which roots listen and are reached; empty = each root's own on the default network.
+        silence_s: tcp: a peer that says nothing for so long is lost.
+        nccl_library: nccl: path of libnccl; empty = where it is found.
+        device_library: nccl: path of the library with the device's operations; empty = where it is found.
+        nccl_dialect: nccl: how the group warms up.
+    """
+
+    digests: bool = True
+    host: str = ""
+    silence_s: float = 20.0
+    nccl_library: str = ""
+    device_library: str = ""
+    nccl_dialect: Literal["broadcast", "allreduce"] = "broadcast"
+
+
+@dataclass(frozen=True)
 class OpenRequest:
     """What the driver wants of a sender.
 
@@ -34,6 +55,8 @@ class OpenRequest:
         num_slots: Buckets under way at once, at least 2.
         readers: Names of all readers in rank order, for messages ("generation[1].0" = rank 0 of replica 1).
         timeout_s: Deadline of `join`.
+        num_roots: Trainer ranks that send; 0 = all where the weights are sharded over them, else one.
+        link: What the transport needs beside.
     """
 
     transport: TransportName
@@ -42,6 +65,8 @@ class OpenRequest:
     num_slots: int
     readers: tuple[str, ...]
     timeout_s: float
+    num_roots: int = 0
+    link: LinkSettings = LinkSettings()
 
 
 @dataclass(frozen=True)
@@ -56,6 +81,7 @@ class TransferInfo:
         num_slots: Slots of each link.
         readers: Names of all readers in rank order.
         timeout_s: Deadline of joining.
+        link: What the transport needs beside.
     """
 
     transport: TransportName
@@ -65,6 +91,7 @@ class TransferInfo:
     num_slots: int
     readers: tuple[str, ...]
     timeout_s: float
+    link: LinkSettings = LinkSettings()
 
 
 @dataclass(frozen=True)
@@ -133,6 +160,10 @@ class SenderHandle(Protocol):
         """Give up what is under way, and tell the readers why; idempotent, returns soon."""
         ...
 
+    async def signatures(self) -> Mapping[str, Sequence[float]]:
+        """Return `rl.weights.signature` of every tensor as the trainer computes with it; for a diagnosis."""
+        ...
+
     async def close(self) -> None:
         """Release links and memory; idempotent."""
         ...
@@ -169,4 +200,8 @@ class ReceiverHandle(Protocol):
 
     async def abort(self, reason: str) -> None:
         """Give up what is under way; idempotent, returns soon, and never raises for a replica that is gone."""
+        ...
+
+    async def signatures(self) -> Mapping[str, Sequence[float]]:
+        """Return `rl.weights.signature` of the tensors as the engine computes with them; for a diagnosis."""
         ...

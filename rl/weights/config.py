@@ -1,18 +1,108 @@
-"""Settings of a refit (`policy.generation.refit_cfg`)."""
+"""Settings of a refit (`policy.generation.refit_cfg`), and what its open choices come to."""
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rl.core.config import ConfigModel, operational
+from rl.weights.transport import TransportName
+
+_MIB = 1 << 20
+# Small slots of shared memory stay in the cache between the two copies; a wire wants fewer, larger messages.
+_BUCKET_MIB: dict[TransportName, float] = {"shm": 1.0, "tcp": 4.0, "nccl": 512.0}
+# Slots cost memory on both ends, on a GPU the one that the model wants.
+_NUM_BUFFERS: dict[TransportName, int] = {"shm": 4, "tcp": 4, "nccl": 2}
+# Mean |difference| in nats over the probe's tokens that rounding stays far below.
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+_CHECK_EVERY_ON_GPUS = 20
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
 
 class RefitConfig(ConfigModel):
-    """How weights reach the generators."""
+    """How weights reach the generators, and how that is proved."""
 
-    transport: Literal["shm"] = operational("shm", description="shm = POSIX shared memory on one host.")
-    bucket_mib: float = operational(64.0, gt=0, description="Bytes of one bucket, in MiB; a larger tensor is split.")
-    timeout_s: float = operational(300.0, gt=0, description="Deadline of one refit, in seconds.")
+    transport: Literal["auto", "shm", "tcp", "nccl"] = operational(
+        "auto",
+        description="shm = shared memory of one host; tcp = between hosts; nccl = between GPUs; "
+        "auto = nccl with GPUs, shm on one host, else tcp.",
+    )
+    bucket_mib: float | None = operational(
+        None, gt=0, description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512."
+    )
+    num_buffers: int | None = operational(
+        None, ge=2, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."
+    )
+    timeout_s: float = operational(
+        300.0, gt=0, description="Deadline of one attempt, in seconds; a refit that fails is tried once more."
+    )
     pause_mode: Literal["drain", "keep", "abort"] = Field(
         "drain", description="Requests in flight: finish them, freeze and go on after, or abort and retry."
     )
+    recompute_kv_cache_after_weight_updates: bool = Field(
+        True,
+        description="pause_mode keep: frozen requests compute their keys and values again with the new weights; "
+        "false = they go on with those of the old ones.",
+    )
+    min_replicas: int = operational(
+        1, ge=1, description="A replica that dies in a refit is given up as long as so many are left."
+    )
+    check_every: int | None = operational(
+        None, ge=1, description="Steps between two probes that both sides score; null = 1 on a CPU, 20 with GPUs."
+    )
+    check_tolerance: float | None = operational(
+        None,
+        gt=0,
+        description="Mean difference of a probe, in nats, that stops the run; null = 0.001 (float32), 0.1 (bfloat16).",
+    )
+    servers: list[str] = operational(
+        [],
+        description="URLs of vLLM servers that Tandem did not start (in development mode); each gets every version.",
+    )
+
+    @field_validator("servers")
+    @classmethod
+    def _are_urls(cls, servers: list[str]) -> list[str]:
+        for url in servers:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"'{url}' is no URL of a server; write for example http://10.0.0.7:8000")
+        twice = next((url for position, url in enumerate(servers) if url in servers[:position]), None)
+        if twice is not None:
+            raise ValueError(f"'{twice}' stands twice; a server is refitted once per version")
+        return servers
+
+    def transport_for(self, *, on_gpus: bool, num_hosts: int) -> TransportName:
+        """Return the transport, where auto decides by where trainer and engines are."""
+        if self.transport != "auto":
+            return self.transport
+        if on_gpus:
+            return "nccl"
+        return "shm" if num_hosts == 1 and not self.remote_servers else "tcp"
+
+    @property
+    def remote_servers(self) -> list[str]:
+        """Servers that are, by their URL, not on this host."""
+        return [url for url in self.servers if urlsplit(url).hostname not in _LOCAL_HOSTS]
+
+    def bucket_bytes_for(self, transport: TransportName) -> int:
+        """Return the capacity of a bucket."""
+        return int((_BUCKET_MIB[transport] if self.bucket_mib is None else self.bucket_mib) * _MIB)
+
+    def num_buffers_for(self, transport: TransportName) -> int:
+        """Return the number of buckets under way at once."""
+        return _NUM_BUFFERS[transport] if self.num_buffers is None else self.num_buffers
+
+    def check_every_for(self, *, on_gpus: bool) -> int:
+        """Return the steps between two probes."""
+        if self.check_every is not None:
+            return self.check_every
+        return _CHECK_EVERY_ON_GPUS if on_gpus else 1
+
+    def tolerance_for(self, precision: str) -> float:
+        """Return the mean difference of a probe that is no rounding any more.
+
+        Args:
+            precision: Torch dtype name of weights and arithmetic ("float32", "bfloat16").
+        """
+        return _TOLERANCE[precision] if self.check_tolerance is None else self.check_tolerance

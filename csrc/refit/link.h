@@ -71,6 +71,11 @@ class ReceiveLink {
   virtual Executor* executor() = 0;
   virtual Status Join(const Deadline& deadline) = 0;
   virtual Status Begin(uint64_t epoch, const Deadline& deadline) = 0;
+  // Says before Receive how many bytes the next slot has by the plan, and once after the last
+  // Release of a refit that there are no more; for links on which a receiver's part is a call of
+  // the same size as the sender's, and on which a sender cannot see Release. Others need neither.
+  virtual Status Expect(int64_t /*bytes*/) { return Status(); }
+  virtual Status Flush(const Deadline& /*deadline*/) { return Status(); }
   // The next slot in order; valid until Release.
   virtual Status Receive(const Deadline& deadline, const uint8_t** slot, int64_t* bytes) = 0;
   virtual Status Release() = 0;

@@ -43,6 +43,7 @@ TEST(CudaLibrary, ExportsCompleteTables) {
   EXPECT_NE(tables->loss.logits_stats, nullptr);
   EXPECT_NE(tables->loss.logits_threshold, nullptr);
   EXPECT_NE(tables->refit.quantize_fp8, nullptr);
+  EXPECT_NE(tables->refit.digest, nullptr);
   EXPECT_NE(tables->make_gemm, nullptr);
 }
 

@@ -1,11 +1,9 @@
-"""What travels in a refit: the list of tensors in wire order, and its fingerprint.
+"""What travels in a refit: the list of tensors in wire order.
 
-It names tensors and compares lists; it moves no bytes. Both ends hold a manifest of their own and must agree on it
-before the first byte is sent.
+It names tensors and compares lists; it cuts no buckets and moves no bytes. Both ends hold tensors of their own and must
+agree on the list before the first byte is sent.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -30,11 +28,16 @@ _ITEM_BYTES = {
         torch.bool,
     )
 }
+_CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def wire_dtype(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """Return the dtype in which a tensor travels: `dtype` for floating-point ones where it is given."""
-    return dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    """Return the dtype in which a tensor travels: `dtype` for floating-point ones where it is given.
+
+    Numbers of 8 bits have scales beside them and travel as they are.
+    """
+    is_cast = dtype is not None and tensor.is_floating_point() and tensor.dtype.itemsize > 1
+    return dtype if dtype is not None and is_cast else tensor.dtype
 
 
 def manifest_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> tuple[TensorSpec, ...]:
@@ -73,10 +76,9 @@ def torch_dtype(spec: TensorSpec) -> torch.dtype:
     return dtype
 
 
-def fingerprint(manifest: Sequence[TensorSpec]) -> str:
-    """Return a digest that is equal exactly when names, dtypes, shapes and order are."""
-    text = json.dumps([[spec.name, spec.dtype, list(spec.shape)] for spec in manifest], separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
+def is_castable(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether a refit turns one dtype into another on the way: equal ones, and float32, bfloat16 and float16."""
+    return source == target or (source in _CASTABLE and target in _CASTABLE)
 
 
 def first_difference(expected: Sequence[TensorSpec], actual: Sequence[TensorSpec]) -> str | None:

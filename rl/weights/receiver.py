@@ -1,138 +1,329 @@
-"""A generator's end of a refit: takes buckets out of the ring and hands whole tensors to a loader.
+"""An engine rank's end of a refit: takes buckets off the wire and puts whole tensors where the engine wants them.
 
-Engine-neutral and synchronous; an engine's own adapter calls it. Order: init, then per refit start, update(0..n-1),
-finish; close at the end. A refit that was given up needs no call: the next start begins anew.
+Engine-neutral and synchronous; an engine's own adapter calls it. Order: init, then per refit start, update, finish;
+close at the end. One thread, but `abort` and `close`, which may come from any and end a call that waits. A refit that
+failed needs a new `init`: its links are of no more use. It sets no version and knows no layers.
+
+    receiver = WeightReceiver(InPlace(dict(model.named_parameters(remove_duplicate=False))), "generation[0]")
+    receiver.init(info, reader=0)
+    receiver.start(start); receiver.update(); received = receiver.finish()
 """
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-import xxhash
+from torch import Tensor
 
 from rl.core.errors import WeightSyncError
-from rl.weights.host import SharedRing
-from rl.weights.manifest import num_bytes, torch_dtype
-from rl.weights.plan import BucketPlan, Piece, check_plan
-from rl.weights.transport import TransferInfo
+from rl.weights.links import link_options, memory_of
+from rl.weights.manifest import is_castable, num_bytes, torch_dtype
+from rl.weights.native import Bucket, NativeReceiver, Piece, Plan
+from rl.weights.transport import RefitStart, TensorSpec, TransferInfo
 
-LoadTensors = Callable[[list[tuple[str, torch.Tensor]]], None]
+LoadTensors = Callable[[list[tuple[str, Tensor]]], None]
 
 
 @dataclass(frozen=True)
 class Received:
-    """What one refit delivered: whole tensors, their bytes, and the checksum over the bytes in wire order."""
+    """What one refit delivered.
+
+    Attributes:
+        num_tensors: Whole tensors handed to the engine.
+        digests: One little-endian uint64 per tensor of the manifest, of the bytes that arrived.
+        seconds: copy, digest, wire, total, and load: what the engine itself took.
+    """
 
     num_tensors: int
-    num_bytes: int
-    checksum: str
+    digests: bytes
+    seconds: dict[str, float]
+
+
+class Sink(Protocol):
+    """Where tensors of a refit go."""
+
+    def prepare(self, manifest: Sequence[TensorSpec], memory: torch.device) -> bool:
+        """Accept a manifest; return whether all of it goes straight into the engine's own memory.
+
+        Args:
+            manifest: What will arrive.
+            memory: Where a destination must lie.
+
+        Raises:
+            WeightSyncError: a tensor that the engine cannot take, or lacks; names it.
+        """
+        ...
+
+    def destination(self, spec: TensorSpec, slot: Tensor | None) -> Tensor:
+        """Return the memory for a whole tensor, contiguous; `slot` is memory that is free until `deliver` is over."""
+        ...
+
+    def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
+        """Take tensors that are complete, in wire order."""
+        ...
+
+
+class InPlace:
+    """Tensors of the engine, overwritten as the bytes arrive; casts among float32, bfloat16 and float16.
+
+    Args:
+        targets: By manifest name; several names of one tied tensor lead to the same memory.
+        is_partial: Whether some targets may stay as they are: only adapters are sent, for example.
+    """
+
+    def __init__(self, targets: Mapping[str, Tensor], *, is_partial: bool = False) -> None:
+        self._targets = {name: tensor.detach() for name, tensor in targets.items()}
+        self._is_partial = is_partial
+        self._memory = torch.device("cpu")
+
+    def prepare(self, manifest: Sequence[TensorSpec], memory: torch.device) -> bool:
+        """See `Sink.prepare`."""
+        self._memory = memory
+        for spec in manifest:
+            self._check(spec)
+        sent = {_identity(spec.name, self._targets[spec.name]) for spec in manifest}
+        missing = [name for name, tensor in self._targets.items() if _identity(name, tensor) not in sent]
+        if missing and not self._is_partial:
+            raise WeightSyncError(f"the trainer does not send '{missing[0]}' ({len(missing)} tensors in all)")
+        return all(self._is_direct(self._targets[spec.name]) for spec in manifest)
+
+    def destination(self, spec: TensorSpec, slot: Tensor | None) -> Tensor:
+        """Return the engine's own memory where it is dense and reachable."""
+        target = self._targets[spec.name]
+        return target if self._is_direct(target) else _whole(spec, slot, self._memory)
+
+    def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
+        """Copy what could not be written in place."""
+        for name, tensor in tensors:
+            if tensor is not self._targets[name]:
+                self._targets[name].copy_(tensor)
+
+    def _is_direct(self, target: Tensor) -> bool:
+        return target.is_contiguous() and target.device == self._memory
+
+    def _check(self, spec: TensorSpec) -> None:
+        target = self._targets.get(spec.name)
+        if target is None or tuple(target.shape) != spec.shape:
+            own = "no such tensor" if target is None else f"shape {list(target.shape)}"
+            raise WeightSyncError(
+                f"cannot take '{spec.name}' of shape {list(spec.shape)}: the generator's model has {own}"
+            )
+        if not is_castable(torch_dtype(spec), target.dtype):
+            raise WeightSyncError(f"cannot take '{spec.name}' as {spec.dtype}: the generator's is {target.dtype}")
+
+
+class Staged:
+    """Tensors handed to the engine's own loader, those of one bucket at a time.
+
+    Args:
+        load: Called once per bucket that completes tensors, in wire order.
+        keeps_tensors: Whether `load` may keep its tensors beyond the call; each has memory of its own then.
+        check: Called with the manifest at `init`; raises WeightSyncError when the engine cannot take it.
+    """
+
+    def __init__(
+        self,
+        load: LoadTensors,
+        *,
+        keeps_tensors: bool,
+        check: Callable[[Sequence[TensorSpec]], None] | None = None,
+    ) -> None:
+        self._load = load
+        self._keeps_tensors = keeps_tensors
+        self._check = check
+        self._memory = torch.device("cpu")
+
+    def prepare(self, manifest: Sequence[TensorSpec], memory: torch.device) -> bool:
+        """See `Sink.prepare`."""
+        self._memory = memory
+        if self._check is not None:
+            self._check(manifest)
+        return False
+
+    def destination(self, spec: TensorSpec, slot: Tensor | None) -> Tensor:
+        """Return memory that outlives the bucket where the loader may keep it."""
+        return _whole(spec, None if self._keeps_tensors else slot, self._memory)
+
+    def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
+        """Load."""
+        self._load(tensors)
 
 
 class WeightReceiver:
-    """Receives into `load`.
+    """Receives into `sink`.
 
     Args:
-        load: Called once per bucket with the tensors that this bucket completed, in wire order.
-        keeps_tensors: Whether `load` may keep its tensors beyond the call. They are copied then; otherwise whole
-            tensors are views of the slot, which the next bucket but one overwrites.
+        sink: Where tensors go.
+        name: Of this engine rank, for messages: "generation[1].0".
+        device: Where the engine's weights lie.
     """
 
-    def __init__(self, load: LoadTensors, keeps_tensors: bool) -> None:
-        self._load = load
-        self._keeps_tensors = keeps_tensors
-        self._info: TransferInfo | None = None
-        self._plan: BucketPlan | None = None
-        self._ring: SharedRing | None = None
-        self._partial: torch.Tensor | None = None
-        self._digest = xxhash.xxh3_64()
-        self._next_bucket = 0
+    def __init__(self, sink: Sink, name: str, device: torch.device | None = None) -> None:
+        self._sink = sink
+        self._name = name
+        self._device = torch.device("cpu") if device is None else device
+        self._memory = self._device
+        self._guard = threading.Lock()  # the native end, which abort and close reach from other threads
+        self._native: NativeReceiver | None = None
+        self._phase = "closed"
+        self._last_epoch = -1
+        self._all_direct = False
+        self._slot: Tensor | None = None
+        self._open: dict[int, Tensor] = {}
         self._num_tensors = 0
+        self._load_s = 0.0
 
-    def init(self, info: TransferInfo) -> None:
-        """Attach to the ring.
+    @property
+    def manifest(self) -> tuple[TensorSpec, ...]:
+        """The tensors that were agreed at `init`."""
+        return self._end("manifest").plan.tensors
+
+    def init(self, info: TransferInfo, reader: int) -> None:
+        """Check plan and tensors, and join the links as reader number `reader`.
 
         Raises:
-            WeightSyncError: the plan differs from the driver's, or the ring is not on this host.
+            WeightSyncError: the plan is damaged, or a tensor is not the engine's; names it.
+            TransferError: the senders cannot be reached, or not all readers show up in time.
         """
-        plan = check_plan(info)
         self.close()
-        self._ring = SharedRing.attach(info.channel, info.bucket_bytes, info.num_slots)
-        self._info, self._plan = info, plan
+        plan = Plan.parse(info.plan, info.plan_digest)
+        self._memory = memory_of(info.transport, self._device)
+        try:
+            self._all_direct = self._sink.prepare(plan.tensors, self._memory)
+        except WeightSyncError as error:
+            raise WeightSyncError(f"{self._name}: {error}") from error
+        options = link_options(info.transport, info.num_slots, len(info.readers), self._device, info.link)
+        native = NativeReceiver(plan, reader, info.addresses, options)
+        with self._guard:
+            self._native = native
+        native.join(info.timeout_s)
+        self._phase = "joined"
 
-    def start(self) -> None:
-        """Begin a refit; whatever was left of an earlier one is forgotten."""
-        if self._plan is None:
-            raise WeightSyncError("refit started before the receiver was initialised")
-        self._partial = None
-        self._digest = xxhash.xxh3_64()
-        self._next_bucket = 0
-        self._num_tensors = 0
-
-    def update(self, bucket: int) -> None:
-        """Load bucket number `bucket`.
+    def start(self, start: RefitStart) -> None:
+        """Begin a refit.
 
         Raises:
-            WeightSyncError: another bucket was due.
+            WeightSyncError: no links, or an epoch that is not new.
+            TransferError: the links have failed.
         """
-        if self._plan is None or self._ring is None or bucket != self._next_bucket or bucket >= len(self._plan.buckets):
-            raise WeightSyncError(f"update with bucket {bucket}: bucket {self._next_bucket} is due")
-        slot = self._ring.slot(bucket)
-        complete: list[tuple[str, torch.Tensor]] = []
-        for piece in self._plan.buckets[bucket]:
-            data = slot[piece.slot_offset : piece.slot_offset + piece.size]
-            self._digest.update(data.numpy().data)
-            tensor = self._take(piece, data)
-            if tensor is not None:
-                complete.append(tensor)
-        self._next_bucket += 1
-        if complete:
-            self._load(complete)
-            self._num_tensors += len(complete)
+        native = self._end("start")
+        if self._phase not in ("joined", "finished"):
+            raise WeightSyncError(f"{self._name}: start of version {start.version} while the refit is {self._phase}")
+        if start.epoch <= self._last_epoch:
+            raise WeightSyncError(
+                f"{self._name}: epoch {start.epoch} of version {start.version} is old; {self._last_epoch} was the last"
+            )
+        self._last_epoch = start.epoch
+        self._open = {}
+        self._num_tensors = 0
+        self._load_s = 0.0
+        native.begin(start)
+        self._phase = "started"
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Receive all buckets and hand their tensors to the sink.
+
+        Raises:
+            WeightSyncError: no refit was started.
+            TransferError: the transfer failed; the other ends learn why.
+        """
+        native = self._end("update")
+        if self._phase != "started":
+            raise WeightSyncError(f"{self._name}: update while the refit is {self._phase}")
+        self._phase = "broken"  # until all of it has arrived
+        buckets = native.plan.buckets
+        step = len(buckets) if self._all_direct else 1
+        try:
+            for first in range(0, len(buckets), step):
+                self._take(native, first, buckets[first : first + step])
+        except Exception as error:
+            native.abort(f"{self._name}: {error}")
+            raise
+        self._phase = "received"
 
     def finish(self) -> Received:
-        """Return what was received.
+        """End the refit; return what arrived. A second call for one refit is an error.
 
         Raises:
-            WeightSyncError: buckets or tensors are missing.
+            WeightSyncError: buckets or tensors are missing, or the refit is finished already.
         """
-        if self._plan is None or self._info is None:
-            raise WeightSyncError("refit finished before the receiver was initialised")
-        if self._next_bucket != len(self._plan.buckets) or self._num_tensors != len(self._info.tensors):
-            raise WeightSyncError(
-                f"refit finished after {self._next_bucket} of {len(self._plan.buckets)} buckets "
-                f"and {self._num_tensors} of {len(self._info.tensors)} tensors"
-            )
-        return Received(self._num_tensors, self._plan.total_bytes, self._digest.hexdigest())
+        native = self._end("finish")
+        if self._phase != "received":
+            raise WeightSyncError(f"{self._name}: finish while the refit is {self._phase}")
+        total = len(native.plan.tensors)
+        if self._num_tensors != total:
+            raise WeightSyncError(f"{self._name}: {self._num_tensors} of {total} tensors arrived")
+        finished = native.finish()
+        self._phase = "finished"
+        return Received(total, finished.digests, finished.seconds | {"load": self._load_s})
+
+    def abort(self, reason: str) -> None:
+        """Give up what is under way and tell the other ends; from any thread, idempotent."""
+        with self._guard:
+            native = self._native
+        if native is not None:
+            native.abort(reason)
 
     def close(self) -> None:
-        """Detach from the ring. Idempotent."""
-        if self._ring is not None:
-            self._ring.close()
-        self._ring = self._plan = self._info = self._partial = None
+        """Leave the links; idempotent."""
+        with self._guard:
+            native, self._native = self._native, None
+        if native is not None:
+            native.close()
+        self._phase = "closed"
+        self._slot = None
+        self._open = {}
 
-    def _take(self, piece: Piece, data: torch.Tensor) -> tuple[str, torch.Tensor] | None:
-        """Return the tensor that `piece` completes, or None when more of it is to come."""
-        assert self._info is not None
-        spec = self._info.tensors[piece.tensor]
-        size = num_bytes(spec)
-        if piece.size == size:
-            whole = data.clone() if self._keeps_tensors else data
-        else:
-            if piece.tensor_offset == 0:
-                self._partial = torch.empty(size, dtype=torch.uint8)
-            assert self._partial is not None
-            self._partial[piece.tensor_offset : piece.tensor_offset + piece.size].copy_(data)
-            if piece.tensor_offset + piece.size < size:
-                return None
-            whole, self._partial = self._partial, None
-        return spec.name, whole.view(torch_dtype(spec)).reshape(spec.shape)
+    def _end(self, phase: str) -> NativeReceiver:
+        native = self._native
+        if native is None:
+            raise WeightSyncError(f"{self._name}: {phase} before the receiver was initialised")
+        return native
+
+    def _take(self, native: NativeReceiver, first: int, buckets: Sequence[Bucket]) -> None:
+        """Receive some buckets, then deliver the tensors that they complete."""
+        specs = native.plan.tensors
+        memory = [[self._memory_of(native.plan, piece) for piece in bucket.pieces] for bucket in buckets]
+        native.receive(first, memory)
+        complete: list[tuple[str, Tensor]] = []
+        for piece in (piece for bucket in buckets for piece in bucket.pieces):
+            if piece.tensor_offset + piece.size == num_bytes(specs[piece.tensor]):
+                complete.append((specs[piece.tensor].name, self._open.pop(piece.tensor)))
+        if complete:
+            begin = time.perf_counter()
+            self._sink.deliver(complete)
+            self._load_s += time.perf_counter() - begin
+            self._num_tensors += len(complete)
+
+    def _memory_of(self, plan: Plan, piece: Piece) -> Tensor:
+        """The whole tensor that a piece is of; one that came in part already stays the same."""
+        tensor = self._open.get(piece.tensor)
+        if tensor is None:
+            spec = plan.tensors[piece.tensor]
+            is_whole = piece.size == num_bytes(spec)
+            tensor = self._sink.destination(spec, self._slot_of(plan, piece) if is_whole else None)
+            self._open[piece.tensor] = tensor
+        return tensor
+
+    def _slot_of(self, plan: Plan, piece: Piece) -> Tensor | None:
+        if self._all_direct:
+            return None
+        if self._slot is None:
+            self._slot = torch.empty(plan.bucket_bytes, dtype=torch.uint8, device=self._memory)
+        return self._slot[piece.bucket_offset : piece.bucket_offset + piece.size]
 
 
-def checksum_of(tensors: list[torch.Tensor]) -> str:
-    """Return the checksum of tensors in the given order, as a refit of exactly these bytes would have it."""
-    digest = xxhash.xxh3_64()
-    for tensor in tensors:
-        if tensor.numel():
-            flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-            digest.update(flat.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+def _whole(spec: TensorSpec, slot: Tensor | None, memory: torch.device) -> Tensor:
+    dtype = torch_dtype(spec)
+    if slot is None or slot.numel() == 0:
+        return torch.empty(spec.shape, dtype=dtype, device=memory)
+    return slot.view(dtype).view(spec.shape)
+
+
+def _identity(name: str, tensor: Tensor) -> object:
+    """Equal for the names of one tied tensor."""
+    return (tensor.data_ptr(), tensor.nbytes) if tensor.numel() else name

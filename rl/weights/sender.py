@@ -1,117 +1,319 @@
-"""The trainer's end of a refit: packs buckets into the ring. Lives in the trainer's worker.
+"""A trainer rank's end of a refit: takes tensors from its source, bucket by bucket, and puts them on the wire.
 
-Plain synchronous methods, called in this order: manifest, open, then per refit start, pack(0..n-1), finish; close at
-the end. A refit that was given up needs no call: the next start begins anew.
+Plain and synchronous; it lives in the trainer's worker. Order: manifest, plan (one rank), open, join, then send per
+refit, close. All ranks of a sharded source take part in every send, also those that are no root. `abort` and `close`
+may come from another thread and end a call that waits. A refit that failed needs a new `open`.
+
+    sender = WeightSender(LocalSource(named_tensors))
+    blob, digest = sender.plan(request)
+    address = sender.open(blob, digest, request); sender.join(); report = sender.send(start)
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import NoReturn
 
 import torch
-import xxhash
+from torch import Tensor
 
 from rl.core.errors import WeightSyncError
-from rl.core.types import PolicyVersion
-from rl.weights.host import SharedRing
-from rl.weights.manifest import first_difference, manifest_of, wire_dtype
-from rl.weights.plan import BucketPlan, check_plan
-from rl.weights.transport import TensorSpec, TransferInfo
+from rl.weights.links import link_options, memory_of, own_address
+from rl.weights.manifest import is_castable, num_bytes, torch_dtype
+from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
+from rl.weights.signature import signature_of
+from rl.weights.source import WeightSource, check_agreed
+from rl.weights.transport import OpenRequest, RefitStart, SendReport, TensorSpec
+
+
+class RankGaveUp(WeightSyncError):
+    """Another trainer rank, or the driver, gave up; the cause is told elsewhere."""
+
+
+@dataclass(frozen=True)
+class TrainerRank:
+    """Which part of the trainer sends.
+
+    Attributes:
+        rank: Of this process; rank i is root i where there are several.
+        world_size: Trainer ranks.
+        device: Where the weights lie.
+        name: For messages.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    device: torch.device = torch.device("cpu")
+    name: str = "policy[0]"
+
+
+@dataclass(frozen=True)
+class _Link:
+    """What `open` made: the plan, and a native end where this rank is a root."""
+
+    plan: Plan
+    request: OpenRequest
+    native: NativeSender | None
 
 
 class WeightSender:
-    """Sends the tensors that `named_tensors` returns, in its order.
+    """Sends what `source` yields.
 
     Args:
-        named_tensors: Called at every start; tied weights once, under the name of the checkpoint. The tensors must
-            not change until finish.
-        dtype: Of floating-point tensors on the wire, cast one at a time while packing; None = each its own.
+        source: The weights; a sharded one moves in lockstep over the ranks.
+        place: Who this rank is.
     """
 
-    def __init__(
-        self, named_tensors: Callable[[], Mapping[str, torch.Tensor]], dtype: torch.dtype | None = None
-    ) -> None:
-        self._named_tensors = named_tensors
-        self._dtype = dtype
-        self._info: TransferInfo | None = None
-        self._plan: BucketPlan | None = None
-        self._ring: SharedRing | None = None
-        self._tensors: list[torch.Tensor] = []
-        self._flat: tuple[int, torch.Tensor] | None = None
-        self._digest = xxhash.xxh3_64()
-        self._next_bucket = 0
+    def __init__(self, source: WeightSource, place: TrainerRank = TrainerRank()) -> None:
+        self._source = source
+        self._place = place
+        self._guard = threading.Lock()  # what abort and close reach from other threads
+        self._calling = threading.Lock()  # one call uses the source
+        self._link: _Link | None = None
+        self._given_up = ""
+        self._last_epoch = -1
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors in wire order."""
-        return manifest_of(self._named_tensors(), self._dtype)
+        return self._source.manifest()
 
-    def open(self, info: TransferInfo) -> None:
-        """Create the ring.
+    def plan(self, request: OpenRequest) -> tuple[bytes, str]:
+        """Cut the manifest into buckets; return the plan and its digest, for all ranks and readers.
 
         Raises:
-            WeightSyncError: the plan or the manifest differs from the driver's; names the first differing tensor.
+            WeightSyncError: nothing to send, a dtype that no wire carries, or an impossible number of roots or bytes.
         """
-        self._check_manifest(info, self.manifest())
-        plan = check_plan(info)
+        world_size = self._place.world_size
+        num_roots = request.num_roots or (world_size if self._source.is_sharded else 1)
+        if num_roots > world_size:
+            raise WeightSyncError(f"{num_roots} trainer ranks shall send, there are {world_size}")
+        plan = Plan.build(self._source.manifest(), request.bucket_bytes, num_roots)
+        return plan.blob, plan.digest
+
+    def open(self, blob: bytes, digest: str, request: OpenRequest) -> str:
+        """Make this rank's link; return its address, or the empty string when this rank is no root.
+
+        Raises:
+            WeightSyncError: the plan is not of this rank's tensors, naming the first that differs; or an earlier send
+                does not end.
+            TransferError: the link cannot be made.
+        """
+        self.abort("the links are opened anew")
         self.close()
-        self._ring = SharedRing.create(info.channel, info.bucket_bytes, info.num_slots)
-        self._info, self._plan = info, plan
+        with self._alone("open", request.timeout_s):
+            plan = Plan.parse(blob, digest)
+            check_agreed(plan.tensors, self._source.manifest())
+            native = self._native(plan, request) if self._place.rank < plan.num_roots else None
+            with self._guard:
+                self._link, self._given_up = _Link(plan, request, native), ""
+        return "" if native is None else native.address
 
-    def start(self, version: PolicyVersion) -> None:
-        """Begin a refit; whatever was left of an earlier one is forgotten."""
-        if self._info is None:
-            raise WeightSyncError(f"refit of version {version}: the sender is not open")
-        tensors = self._named_tensors()
-        self._check_manifest(self._info, manifest_of(tensors, self._dtype))
-        self._tensors = [tensor.detach() for tensor in tensors.values()]
-        self._flat = None
-        self._digest = xxhash.xxh3_64()
-        self._next_bucket = 0
-
-    def pack(self, bucket: int) -> None:
-        """Copy bucket number `bucket` into its slot. Buckets come in order.
+    def join(self) -> None:
+        """Wait until every reader has joined this rank's link.
 
         Raises:
-            WeightSyncError: another bucket was due.
+            WeightSyncError: not open.
+            TransferError: a reader did not show up in time; names it.
         """
-        if self._plan is None or self._ring is None or bucket != self._next_bucket or bucket >= len(self._plan.buckets):
-            raise WeightSyncError(f"pack of bucket {bucket}: bucket {self._next_bucket} is due")
-        slot = self._ring.slot(bucket)
-        for piece in self._plan.buckets[bucket]:
-            target = slot[piece.slot_offset : piece.slot_offset + piece.size]
-            target.copy_(self._bytes_of(piece.tensor)[piece.tensor_offset : piece.tensor_offset + piece.size])
-            self._digest.update(target.numpy().data)
-        self._next_bucket += 1
+        link = self._opened("join")
+        if link.native is not None:
+            link.native.join(link.request.timeout_s)
 
-    def finish(self) -> str:
-        """Return the checksum over all bytes packed, in wire order.
+    def send(self, start: RefitStart) -> SendReport:
+        """Send this rank's buckets, taking part in the gathering of all, and wait until every reader has taken them.
 
         Raises:
-            WeightSyncError: not every bucket was packed.
+            WeightSyncError: not open, an epoch that is not new, or tensors that changed.
+            RankGaveUp: another rank failed.
+            TransferError: the transfer failed; the readers learn why.
         """
-        total = 0 if self._plan is None else len(self._plan.buckets)
-        if self._plan is None or self._next_bucket != total:
-            raise WeightSyncError(f"finish after {self._next_bucket} of {total} buckets were packed")
-        self._tensors = []
-        self._flat = None
-        return self._digest.hexdigest()
+        link = self._opened(f"send of version {start.version}")
+        with self._alone("send", start.timeout_s), torch.no_grad():
+            if start.epoch <= self._last_epoch:
+                raise WeightSyncError(
+                    f"{self._place.name}: epoch {start.epoch} of version {start.version} is old; "
+                    f"{self._last_epoch} was the last"
+                )
+            self._last_epoch = start.epoch
+            try:
+                return self._send(link, start)
+            except Exception as error:
+                # Also of a rank that is no root: its own error ends the roots by the agreement, this one the readers.
+                if link.native is not None:
+                    link.native.abort(f"{self._place.name}: {error}")
+                raise
+            finally:
+                self._source.end()
+
+    def abort(self, reason: str) -> None:
+        """Give up what is under way and tell the readers; from any thread, idempotent."""
+        with self._guard:
+            link = self._link
+            self._given_up = self._given_up or reason
+        if link is not None and link.native is not None:
+            link.native.abort(reason)
+
+    def signatures(self, timeout_s: float) -> Mapping[str, Sequence[float]]:
+        """Return the signature of every tensor in its wire dtype; a collective where the source is sharded."""
+        with self._alone("signatures", timeout_s), torch.no_grad():
+            manifest = self._source.manifest()
+            self._source.begin(timeout_s)
+            try:
+                return {
+                    spec.name: signature_of(spec.name, self._source.tensors([index])[0].to(torch_dtype(spec)))
+                    for index, spec in enumerate(manifest)
+                }
+            finally:
+                self._source.end()
 
     def close(self) -> None:
-        """Remove the ring. Idempotent."""
-        if self._ring is not None:
-            self._ring.close()
-        self._ring = self._plan = self._info = None
-        self._tensors = []
-        self._flat = None
+        """Release link and memory, ending a call that is under way; idempotent."""
+        with self._guard:
+            link, self._link = self._link, None
+        if link is not None and link.native is not None:
+            link.native.close()
 
-    def _bytes_of(self, index: int) -> torch.Tensor:
-        """Tensor number `index` as contiguous bytes on the CPU; kept, because a large one spans buckets."""
-        if self._flat is None or self._flat[0] != index:
-            source = self._tensors[index]
-            tensor = source.to(wire_dtype(source, self._dtype)).to("cpu").contiguous().reshape(-1)
-            self._flat = (index, tensor.view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8))
-        return self._flat[1]
+    def _send(self, link: _Link, start: RefitStart) -> SendReport:
+        transfer = _Transfer(self._source, link, self._place, lambda: self._given_up)
+        begin = time.perf_counter()
+        transfer.run(start)
+        specs = link.plan.tensors
+        seconds = {"gather": transfer.gather_s}
+        if link.native is None:
+            return SendReport(bytes(8 * len(specs)), 0, seconds | {"total": time.perf_counter() - begin})
+        finished = link.native.finish()
+        own = specs[self._place.rank :: link.plan.num_roots]
+        return SendReport(finished.digests, sum(num_bytes(spec) for spec in own), finished.seconds | seconds)
 
-    @staticmethod
-    def _check_manifest(info: TransferInfo, actual: tuple[TensorSpec, ...]) -> None:
-        difference = first_difference(info.tensors, actual)
-        if difference is not None:
-            raise WeightSyncError(f"the trainer's tensors are not those that were agreed: {difference}")
+    def _native(self, plan: Plan, request: OpenRequest) -> NativeSender:
+        device, rank = self._place.device, self._place.rank
+        options = link_options(request.transport, request.num_slots, len(request.readers), device, request.link)
+        return NativeSender(plan, rank, _address(request, rank, options), options)
+
+    def _opened(self, what: str) -> _Link:
+        with self._guard:
+            link = self._link
+        if link is None:
+            raise WeightSyncError(f"{self._place.name}: {what}, but the sender is not open")
+        return link
+
+    @contextlib.contextmanager
+    def _alone(self, what: str, timeout_s: float) -> Iterator[None]:
+        if not self._calling.acquire(timeout=timeout_s):
+            raise WeightSyncError(
+                f"{self._place.name}: {what} waited {timeout_s:g} s in vain for an earlier call of a refit to end"
+            )
+        try:
+            yield
+        finally:
+            self._calling.release()
+
+
+class _Transfer:
+    """One walk through the plan.
+
+    All ranks of a sharded source walk together: before each step they agree to go on, so that a rank that failed leaves
+    no other waiting in a collective. A step is one bucket of every root: gathered one after the other, packed at once.
+    At most two buckets of whole tensors exist on a rank, and a tensor that is larger than a bucket.
+    """
+
+    def __init__(self, source: WeightSource, link: _Link, place: TrainerRank, given_up: Callable[[], str]) -> None:
+        self._source = source
+        self._plan = link.plan
+        self._native = link.native
+        self._rank = place.rank
+        self._memory = memory_of(link.request.transport, place.device)
+        self._given_up = given_up
+        self._held: dict[int, Tensor] = {}
+        self._failure: Exception | None = None
+        self.gather_s = 0.0
+
+    def run(self, start: RefitStart) -> None:
+        """Send all buckets of this root.
+
+        Raises:
+            RankGaveUp: another rank failed.
+        """
+        self._try(partial(self._begin, start))
+        for step in self._steps():
+            if not self._source.agree(self._is_well()):
+                self._raise()
+            own = self._gather(step)
+            if own:
+                self._try(partial(self._pack, own))
+        if not self._source.agree(self._is_well()):
+            self._raise()
+
+    def _begin(self, start: RefitStart) -> None:
+        self._source.begin(start.timeout_s)
+        if self._native is not None:
+            self._native.begin(start)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Keep an error until all ranks know of it."""
+        try:
+            work()
+        except Exception as error:
+            self._failure = error
+
+    def _is_well(self) -> bool:
+        return self._failure is None and not self._given_up()
+
+    def _raise(self) -> NoReturn:
+        if self._failure is not None:
+            raise self._failure
+        raise RankGaveUp(self._given_up() or "another trainer rank gave up; see its own error")
+
+    def _steps(self) -> list[list[int]]:
+        """Numbers of the buckets of each step; the same on every rank of a sharded source."""
+        plan = self._plan
+        if self._failure is not None and not self._source.is_sharded:
+            return []
+        if self._source.is_sharded:
+            rounds = zip_longest(*(plan.buckets_of(root) for root in range(plan.num_roots)))
+            return [[number for number in numbers if number is not None] for numbers in rounds]
+        own = list(plan.buckets_of(self._rank))
+        is_free = self._source.holds_tensors and self._is_reachable()
+        return ([own] if own else []) if is_free else [[number] for number in own]
+
+    def _is_reachable(self) -> bool:
+        return all(tensor.device == self._memory for tensor in self._source.tensors([0]))
+
+    def _gather(self, step: Sequence[int]) -> list[int]:
+        """Ask for the tensors that begin in these buckets; keep this root's, and return the numbers of its buckets."""
+        begin = time.perf_counter()
+        own = [number for number in step if self._plan.buckets[number].root == self._rank and self._native is not None]
+        for number in step:
+            indices = [piece.tensor for piece in self._plan.buckets[number].pieces if piece.tensor_offset == 0]
+            tensors = self._source.tensors(indices) if indices else []
+            if number in own:
+                self._held |= zip(indices, map(self._packable, indices, tensors), strict=True)
+        self.gather_s += time.perf_counter() - begin
+        return own
+
+    def _packable(self, index: int, tensor: Tensor) -> Tensor:
+        """The tensor where the link can read it; casts that it does not do itself are done here."""
+        dtype = torch_dtype(self._plan.tensors[index])
+        if not is_castable(tensor.dtype, dtype):
+            tensor = tensor.to(dtype)
+        return tensor.to(self._memory)
+
+    def _pack(self, numbers: Sequence[int]) -> None:
+        assert self._native is not None
+        buckets = [self._plan.buckets[number] for number in numbers]
+        self._native.send(numbers[0], [[self._held[piece.tensor] for piece in bucket.pieces] for bucket in buckets])
+        for piece in (piece for bucket in buckets for piece in bucket.pieces):
+            if piece.tensor_offset + piece.size == num_bytes(self._plan.tensors[piece.tensor]):
+                del self._held[piece.tensor]
+
+
+def _address(request: OpenRequest, rank: int, options: LinkOptions) -> str:
+    if request.transport == "shm":
+        return f"{request.channel}-{rank}"
+    if request.transport == "tcp":
+        return request.link.host or own_address()
+    return nccl_unique_id(options.nccl_library)

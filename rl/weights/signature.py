@@ -44,7 +44,8 @@ def products_of(name: str, tensor: Tensor) -> Tensor:
     width = tensor.shape[-1] if tensor.dim() else 1
     x = probe_vector(name, width)
     rows = tensor.detach().reshape(-1, width)
-    parts = rows.split(max(1, _BLOCK_ELEMENTS // width))
+    step = max(1, _BLOCK_ELEMENTS // width)
+    parts = [rows[first : first + step] for first in range(0, rows.shape[0], step)]
     return torch.cat([part.to("cpu", torch.float64) @ x for part in parts])
 
 

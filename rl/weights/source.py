@@ -22,6 +22,11 @@ class WeightSource(Protocol):
     """
 
     @property
+    def is_sharded(self) -> bool:
+        """Whether `tensors` is a collective: then all ranks go through the plan together and agree before each step."""
+        ...
+
+    @property
     def holds_tensors(self) -> bool:
         """Whether `tensors` costs no memory, so that all may be asked for at once; known after `begin`."""
         ...
@@ -30,18 +35,29 @@ class WeightSource(Protocol):
         """Return the tensors in wire order, each in its wire dtype; the same on every rank, tied weights once."""
         ...
 
-    def begin(self) -> None:
-        """Begin a refit with the weights as they are now.
+    def begin(self, timeout_s: float) -> None:
+        """Begin a refit with the weights as they are now; no collective of it waits longer than `timeout_s`.
 
         Raises:
             WeightSyncError: the tensors are no longer those of the manifest; names the first that differs.
         """
         ...
 
+    def agree(self, is_well: bool) -> bool:
+        """Return whether all ranks are well; a collective where the source is sharded.
+
+        Raises:
+            WeightSyncError: a rank is gone, or did not answer in time.
+        """
+        ...
+
     def tensors(self, indices: Sequence[int]) -> list[Tensor]:
-        """Return these tensors of the manifest whole and contiguous; a collective of all ranks.
+        """Return these tensors of the manifest whole and contiguous; a collective where the source is sharded.
 
         A floating-point tensor may have another floating-point dtype than on the wire; whoever packs casts.
+
+        Raises:
+            WeightSyncError: a rank is gone, or did not answer in time.
         """
         ...
 
@@ -65,6 +81,11 @@ class LocalSource:
         self._tensors: list[Tensor] = []
 
     @property
+    def is_sharded(self) -> bool:
+        """False: each rank has everything."""
+        return False
+
+    @property
     def holds_tensors(self) -> bool:
         """Whether every tensor can be sent as it lies."""
         return all(tensor.is_contiguous() for tensor in self._tensors)
@@ -74,12 +95,15 @@ class LocalSource:
         self._agreed = manifest_of(self._named_tensors(), self._dtype)
         return self._agreed
 
-    def begin(self) -> None:
+    def begin(self, timeout_s: float) -> None:
         """Take the tensors as they are now; see `WeightSource.begin`."""
         tensors = self._named_tensors()
-        actual = manifest_of(tensors, self._dtype)
-        check_agreed(self._agreed, actual)
+        check_agreed(self._agreed, manifest_of(tensors, self._dtype))
         self._tensors = [tensor.detach() for tensor in tensors.values()]
+
+    def agree(self, is_well: bool) -> bool:
+        """Return what this rank says."""
+        return is_well
 
     def tensors(self, indices: Sequence[int]) -> list[Tensor]:
         """Return tensors as they lie; one that is not contiguous is copied."""

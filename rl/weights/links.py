@@ -1,0 +1,65 @@
+"""From what the driver decided to what a native end needs: options of a link, and which memory it reads and writes.
+
+It opens nothing. Paths of libraries are found on the host of each end, so that they need not be the same everywhere.
+"""
+
+import socket
+
+import torch
+
+from rl.core.native import library_candidates
+from rl.weights.native import LinkOptions
+from rl.weights.transport import LinkSettings, TransportName
+
+# By soname: whoever has torch for GPUs in the process has it loaded.
+_NCCL_LIBRARY = "libnccl.so.2"
+_CUDA_LIBRARY = "libtandem_cuda.so"
+# Any address that is not of this host tells which network leads outside; nothing is sent to it.
+_OUTSIDE = ("192.0.2.1", 9)
+
+
+def link_options(
+    transport: TransportName, num_slots: int, num_readers: int, device: torch.device, settings: LinkSettings
+) -> LinkOptions:
+    """Return the options of a native end on this host.
+
+    Args:
+        transport: Backend.
+        num_slots: Buckets under way at once.
+        num_readers: Readers of every root.
+        device: Where the weights of this process lie.
+        settings: What the driver says beside.
+    """
+    is_nccl = transport == "nccl"
+    return LinkOptions(
+        transport=transport,
+        num_slots=num_slots,
+        num_readers=num_readers,
+        digests=settings.digests,
+        silence_s=settings.silence_s,
+        host=settings.host,
+        nccl_library=(settings.nccl_library or _NCCL_LIBRARY) if is_nccl else "",
+        device_library=(settings.device_library or _cuda_library()) if is_nccl else "",
+        nccl_dialect=settings.nccl_dialect,
+        device=device.index or 0,
+    )
+
+
+def memory_of(transport: TransportName, device: torch.device) -> torch.device:
+    """Return where tensors must lie for a transport: on the device for nccl, else in host memory."""
+    return device if transport == "nccl" else torch.device("cpu")
+
+
+def own_address() -> str:
+    """Return this host's address on the network that leads outside, or the loopback's where none does."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_OUTSIDE)  # a datagram socket: nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])
+
+
+def _cuda_library() -> str:
+    candidates = library_candidates(_CUDA_LIBRARY)
+    return str(next((path for path in candidates if path.is_file()), candidates[-1]))

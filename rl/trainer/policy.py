@@ -27,8 +27,9 @@ from rl.trainer.logprob_gap import MAX_SEQUENCES, TEMPERATURES, mean_gap, name_c
 from rl.trainer.optimizer import OptimizerStep
 from rl.trainer.request import PolicyRequest
 from rl.trainer.skipping import sequences_to_compute
+from rl.trainer.weight_sender import SENDER_CALLS, WorkerSender
 from rl.trainer.worker import PolicyWorker
-from rl.weights.transport import SenderHandle, TensorSpec, TransferInfo
+from rl.weights.transport import SenderHandle
 
 __all__ = ["Policy", "PolicyRequest", "TrainResult", "WorkerPolicy", "start_policy"]
 
@@ -118,7 +119,7 @@ async def start_policy(
             num_workers=settings.num_workers,
             num_threads=request.num_threads,
             gpus_per_worker=request.gpus_per_worker,
-            concurrency=1,
+            concurrency=1 + SENDER_CALLS,
             call_timeout_s=request.call_timeout_s,
         ),
         settings,
@@ -214,8 +215,8 @@ class WorkerPolicy:
         return name_cause(mean_gap(own, batch), explained)
 
     def weight_sender(self) -> SenderHandle:
-        """Return rank 0's end: all ranks hold the same weights."""
-        return _RankZeroSender(self._group)
+        """Return the workers' end."""
+        return WorkerSender(self._group)
 
     async def save(self, folder: Path, with_optimizer: bool) -> None:
         """Let rank 0 write."""
@@ -364,28 +365,3 @@ def _updates_per_step(settings: PolicySettings, request: PolicyRequest) -> int:
             "step (grpo.num_prompts_per_step x grpo.num_generations_per_prompt); choose a divisor, or null for all"
         )
     return request.sequences_per_step // size
-
-
-class _RankZeroSender:
-    """The SenderHandle over rank 0 of the group."""
-
-    def __init__(self, group: WorkerGroup[PolicyWorker]) -> None:
-        self._group = group
-
-    async def manifest(self) -> tuple[TensorSpec, ...]:
-        return await self._group.call(0, PolicyWorker.sender_manifest)
-
-    async def open(self, info: TransferInfo) -> None:
-        await self._group.call(0, PolicyWorker.sender_open, info)
-
-    async def start(self, version: PolicyVersion) -> None:
-        await self._group.call(0, PolicyWorker.sender_start, version)
-
-    async def pack(self, bucket: int) -> None:
-        await self._group.call(0, PolicyWorker.sender_pack, bucket)
-
-    async def finish(self) -> str:
-        return await self._group.call(0, PolicyWorker.sender_finish)
-
-    async def close(self) -> None:
-        await self._group.call(0, PolicyWorker.sender_close)

@@ -5,7 +5,7 @@ and one `end_train`, which raises the version by one. Checkpoint atomicity (temp
 caller's business; the files are written by rank 0 only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from rl.trainer.model import CausalModel, copy_model_files
 from rl.trainer.optimizer import Optimizer, OptimizerStep
 from rl.trainer.parallel import GradientSum
 from rl.trainer.request import PolicyRequest
-from rl.weights.sender import WeightSender
-from rl.weights.transport import TensorSpec, TransferInfo
+from rl.weights.sender import TrainerRank, WeightSender
+from rl.weights.source import LocalSource
+from rl.weights.transport import OpenRequest, RefitStart, SendReport, TensorSpec
 
 MODEL_FOLDER = "model"
 OPTIMIZER_FILE = "optimizer.pt"
@@ -64,7 +65,10 @@ class PolicyWorker:
         head_fault = find_head_fault(self._model) if settings.logprob_impl == "native" else None
         self._forward = ForwardSettings(request.temperature, settings.logprob_impl, head_fault)
         self._version = request.version
-        self._sender = WeightSender(self._model.named_tensors, self._model.precision)
+        place = TrainerRank(
+            context.rank, context.world_size, torch.device(context.device), f"{context.name}[{context.rank}]"
+        )
+        self._sender = WeightSender(LocalSource(self._model.named_tensors, self._model.precision), place)
 
     def mask_fault(self) -> str | None:
         """Return why the model cannot compute several sequences in one row, or None where it can."""
@@ -161,31 +165,40 @@ class PolicyWorker:
         """Return the tensors of a refit in wire order."""
         return self._sender.manifest()
 
-    def sender_open(self, info: TransferInfo) -> None:
-        """Create the transport's buffers."""
-        self._sender.open(info)
+    def sender_plan(self, request: OpenRequest) -> tuple[bytes, str]:
+        """Cut the tensors into buckets; return the plan and its digest."""
+        return self._sender.plan(request)
 
-    def sender_start(self, version: PolicyVersion) -> None:
-        """Begin a refit.
+    def sender_open(self, plan: bytes, digest: str, request: OpenRequest) -> str:
+        """Make this rank's link; return its address, or the empty string of a rank that does not send."""
+        return self._sender.open(plan, digest, request)
+
+    def sender_join(self) -> None:
+        """Wait until every reader is there."""
+        self._sender.join()
+
+    def sender_send(self, start: RefitStart) -> SendReport:
+        """Send this rank's part of a refit.
 
         Raises:
-            WeightSyncError: the weights are not of that version.
+            WeightSyncError: the weights are not of that version, or the transfer failed.
         """
-        if version != self._version:
-            raise WeightSyncError(f"refit of version {version} asked for, but the trainer holds {self._version}")
+        if start.version != self._version:
+            raise WeightSyncError(f"refit of version {start.version} asked for, but the trainer holds {self._version}")
         self._use_threads()
-        self._sender.start(version)
+        return self._sender.send(start)
 
-    def sender_pack(self, bucket: int) -> None:
-        """Pack one bucket into its slot."""
-        self._sender.pack(bucket)
+    def sender_abort(self, reason: str) -> None:
+        """Give up what is under way; called beside `sender_send`."""
+        self._sender.abort(reason)
 
-    def sender_finish(self) -> str:
-        """End the refit and return its checksum."""
-        return self._sender.finish()
+    def sender_signatures(self) -> Mapping[str, Sequence[float]]:
+        """Return a few numbers of each tensor by which an engine's can be compared."""
+        self._use_threads()
+        return self._sender.signatures(self._request.call_timeout_s)
 
     def sender_close(self) -> None:
-        """Release the transport's buffers."""
+        """Release the transport's memory."""
         self._sender.close()
 
     def _copy_model_files(self, folder: Path) -> None:

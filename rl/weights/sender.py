@@ -22,16 +22,13 @@ import torch
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
+from rl.weights.faults import TransferError
 from rl.weights.links import link_options, memory_of, own_address
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
 from rl.weights.signature import signature_of
 from rl.weights.source import WeightSource, check_agreed
 from rl.weights.transport import OpenRequest, RefitStart, SendReport, TensorSpec
-
-
-class RankGaveUp(WeightSyncError):
-    """Another trainer rank, or the driver, gave up; the cause is told elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,7 @@ class WeightSender:
 
         Raises:
             WeightSyncError: not open, an epoch that is not new, or tensors that changed.
-            RankGaveUp: another rank failed.
-            TransferError: the transfer failed; the readers learn why.
+            TransferError: the transfer failed, and the readers learn why; "aborted" when another rank failed.
         """
         link = self._opened(f"send of version {start.version}")
         with self._alone("send", start.timeout_s), torch.no_grad():
@@ -236,7 +232,7 @@ class _Transfer:
         """Send all buckets of this root.
 
         Raises:
-            RankGaveUp: another rank failed.
+            TransferError: "aborted" when another rank failed.
         """
         self._try(partial(self._begin, start))
         for step in self._steps():
@@ -266,7 +262,7 @@ class _Transfer:
     def _raise(self) -> NoReturn:
         if self._failure is not None:
             raise self._failure
-        raise RankGaveUp(self._given_up() or "another trainer rank gave up; see its own error")
+        raise TransferError(self._given_up() or "another trainer rank gave up; see its own error", "aborted")
 
     def _steps(self) -> list[list[int]]:
         """Numbers of the buckets of each step; the same on every rank of a sharded source."""

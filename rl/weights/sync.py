@@ -1,58 +1,81 @@
 """WeightSync: the driver-side transaction that brings a new version of the policy to every generator.
 
-    sync = WeightSync(policy.weight_sender(), generator, config.refit_cfg, run_tag, clock)
+    sync = WeightSync(policy.weight_sender(), generator, settings, clock)
     await sync.connect()
     await sync.publish(version=0)          # also once before the first rollout
 
-publish: pause -> start -> [pack(i) overlaps update(i-1), two slots] -> finish -> every acknowledgement equals what was
-sent -> resume. Either every replica holds the new version and generates, or WeightSyncError is raised and none does:
-the generator stays paused. A later publish starts from the beginning. It sees no tensor.
+publish: pause -> start -> transfer (sender and all readers at once) -> finish -> digests of all ranks agree -> resume.
+Either every replica holds the new version and generates, or RefitError is raised and none does. An attempt that fails
+aborts all ends; its links are not used again. The same fleet gets one more attempt, with new links and a higher epoch;
+a replica that died or hangs leaves the fleet, as long as enough are left, and the rest go on. It sees no tensor.
 """
 
-import asyncio
+import logging
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from rl.core.clock import Clock
-from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
+from rl.weights.attempt import PATIENCE, Patience, together
 from rl.weights.config import RefitConfig
-from rl.weights.plan import ALIGNMENT, BucketPlan, align, plan_buckets
-from rl.weights.transport import Ack, ReceiverHandle, SenderHandle, TransferInfo
+from rl.weights.fleet import Fleet, Member, Refittable
+from rl.weights.proof import Sent, check_ack, deviating_tensor
+from rl.weights.report import (
+    TRAINER,
+    AttemptFailed,
+    EndFailure,
+    RefitError,
+    RefitState,
+    SyncReport,
+    blamed_reader,
+    describe,
+)
+from rl.weights.transport import (
+    Ack,
+    OpenRequest,
+    ReceiverHandle,
+    RefitStart,
+    SenderHandle,
+    SendReport,
+    TensorSpec,
+    TransportName,
+)
 
+_log = logging.getLogger(__name__)
 T = TypeVar("T")
-NUM_SLOTS = 2
 
 
-class Refittable(Protocol):
-    """What a refit needs of a generator."""
+class _Laps:
+    """Seconds of the parts of an attempt."""
 
-    async def pause(self, mode: Literal["drain", "keep", "abort"]) -> None:
-        """Stop generating."""
-        ...
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._last = clock.now()
+        self.seconds: dict[str, float] = {}
 
-    async def resume(self) -> None:
-        """Generate again."""
-        ...
-
-    def weight_receivers(self) -> list[ReceiverHandle]:
-        """One handle per replica."""
-        ...
+    def end(self, part: str) -> None:
+        now = self._clock.now()
+        self.seconds[part] = now - self._last
+        self._last = now
 
 
 @dataclass(frozen=True)
-class SyncReport:
-    """One completed refit; `bytes` and `tensors` are those of one copy of the model."""
+class _Links:
+    """An open set of links: who is on it, and what moves."""
 
-    version: PolicyVersion
-    seconds: float
-    bytes: int
-    tensors: int
-    checksum: str
-    replicas: int
+    members: tuple[Member, ...]
+    manifest: tuple[TensorSpec, ...]
+
+    @property
+    def readers(self) -> list[str]:
+        return [name for member in self.members for name in member.reader_names]
+
+    @property
+    def handles(self) -> tuple[ReceiverHandle, ...]:
+        return tuple(member.handle for member in self.members)
 
 
 class WeightSync:
@@ -61,163 +84,241 @@ class WeightSync:
     Args:
         sender: The trainer's end.
         generator: Paused during a refit and resumed only after success.
-        config: Bucket size, deadline and pause mode.
+        config: Transport, deadline, pause mode, what is enough.
         run_tag: Prefix of the transport's address, so that leftovers of the run can be found.
         clock: Measures the refit.
+        servers: Engines beside the generator's.
     """
 
     def __init__(
-        self, sender: SenderHandle, generator: Refittable, config: RefitConfig, run_tag: str, clock: Clock
+        self,
+        sender: SenderHandle,
+        generator: Refittable,
+        config: RefitConfig,
+        run_tag: str,
+        clock: Clock,
+        servers: Sequence[ReceiverHandle] = (),
     ) -> None:
         self._sender = sender
         self._generator = generator
+        self._fleet = Fleet(generator, servers, config.min_replicas)
         self._config = config
+        self._transport: TransportName = config.transport_for(on_gpus=False, num_hosts=1)
         self._run_tag = run_tag
         self._clock = clock
-        self._plan: BucketPlan | None = None
-        self._info: TransferInfo | None = None
-        self._receivers: list[ReceiverHandle] = []
-        self._phase = "connect"
+        self.patience: Patience = PATIENCE
+        self._links: _Links | None = None
+        self._connected = False
+        self._busy = False
+        self._epoch = 0
+        self._state: RefitState = "CLEAN"
+        self._sent: Sent | None = None
+
+    @property
+    def state(self) -> RefitState:
+        """DIRTY from the first byte of a refit until one has completed."""
+        return self._state
+
+    @property
+    def version(self) -> PolicyVersion | None:
+        """The version that every replica holds; None before the first refit."""
+        return None if self._sent is None else self._sent.version
 
     async def connect(self) -> None:
-        """Agree on manifest and plan with both ends and open the transport; once, or again after a replica changed.
+        """Open the links to every replica; once.
 
         Raises:
-            WeightSyncError: no replica, plans that differ, no memory for the ring, or the deadline passed.
+            WeightSyncError: no replica, plans or tensors that differ, no memory for the links, or the deadline passed.
         """
-        async with _Deadline(self, "connect"):
-            self._phase = "reading the manifest of the sender"
-            manifest = await self._sender.manifest()
-            whole = plan_buckets(manifest, align(int(self._config.bucket_mib * (1 << 20)) or ALIGNMENT))
-            used = max(align(piece.slot_offset + piece.size) for bucket in whole.buckets for piece in bucket)
-            # A model smaller than one bucket needs no ring of the configured size.
-            plan = whole if len(whole.buckets) > 1 else plan_buckets(manifest, max(used, ALIGNMENT))
-            channel = f"{self._run_tag}-refit-{uuid.uuid4().hex[:8]}"
-            info = TransferInfo(channel, manifest, plan.bucket_bytes, NUM_SLOTS, plan.digest)
-            self._receivers = self._generator.weight_receivers()
-            if not self._receivers:
-                raise WeightSyncError("the generator has no replica; a refit would update nothing")
-            self._phase = "opening the sender"
-            await self._sender.open(info)
-            await self._all("init", [(receiver, receiver.init(info)) for receiver in self._receivers])
-            self._plan, self._info = plan, info
+        try:
+            self._links = await self._open(self._clock.now() + self._config.timeout_s)
+        except AttemptFailed as failure:
+            names = [name for member in self._fleet.members() for name in member.reader_names]
+            end, detail = describe(failure, names)
+            raise WeightSyncError(f"the refit cannot be set up: {end} failed at {failure.phase}: {detail}") from failure
+        self._connected = True
 
     async def publish(self, version: PolicyVersion) -> SyncReport:
         """Bring `version` to every replica.
 
         Raises:
-            WeightSyncError: anything failed, was late or did not agree; names version, replica and bucket. The
-                generator stays paused and the same call may be made again.
+            RefitError: anything failed, was late or did not agree, twice; names the first bad end. The generator stays
+                paused, and the same call may be made again.
+            WeightSyncError: the version was published already, or a call came at the wrong time.
         """
-        plan, info = self._plan, self._info
-        if plan is None or info is None:
-            raise WeightSyncError(f"refit of version {version} before connect()")
-        start = self._clock.now()
-        async with _Deadline(self, f"refit of version {version}"):
-            self._phase = f"pausing the generator ({self._config.pause_mode})"
-            await self._generator.pause(self._config.pause_mode)
-            self._phase = "starting the sender"
-            await self._sender.start(version)
-            await self._all("start", [(receiver, receiver.start(version)) for receiver in self._receivers])
-            await self._transfer(len(plan.buckets))
-            self._phase = "finishing the sender"
-            checksum = await self._sender.finish()
-            acks = await self._all("finish", [(receiver, receiver.finish(version)) for receiver in self._receivers])
-            _check_acks(acks, version, len(info.tensors), checksum, len(self._receivers))
-            self._phase = "resuming the generator"
-            await self._generator.resume()
-        seconds = self._clock.now() - start
-        return SyncReport(version, seconds, plan.total_bytes, len(info.tensors), checksum, len(acks))
+        self._check_call(version)
+        self._busy = True
+        started, attempts = self._clock.now(), 0
+        try:
+            while True:
+                attempts += 1
+                try:
+                    return await self._attempt(version, attempts, started)
+                except AttemptFailed as failure:
+                    await self._go_on(version, failure, attempts)
+        finally:
+            self._busy = False
+
+    async def explain(self, precision: str) -> str | None:
+        """Compare how trainer and engines compute with each tensor.
+
+        Args:
+            precision: Torch dtype name of the arithmetic.
+
+        Returns:
+            The first tensor with which they do not agree, its layer and the replica; None where all agree.
+        """
+        expected = await self._sender.signatures()
+        for member in self._fleet.members():
+            text = deviating_tensor(expected, await member.handle.signatures(), precision)
+            if text is not None:
+                return f"{member.name} computes with another tensor than the trainer: {text}"
+        return None
 
     async def close(self) -> None:
-        """Release the transport's buffers; idempotent."""
-        self._plan = self._info = None
+        """Release the links; idempotent."""
+        self._links = None
+        self._connected = False
         await self._sender.close()
 
-    async def _transfer(self, num_buckets: int) -> None:
-        """Pack bucket i while the replicas load bucket i-1: they use different slots."""
-        await self._pack(0)
-        for bucket in range(num_buckets):
-            calls = [(receiver, receiver.update(bucket)) for receiver in self._receivers]
-            work: list[Coroutine[Any, Any, Any]] = [self._all(f"update with bucket {bucket}", calls)]
-            if bucket + 1 < num_buckets:
-                work.append(self._pack(bucket + 1))
-            # Both ends are awaited together: whichever fails first is reported at once, not as the other's silence.
-            await gather_or_cancel(work)
-
-    async def _pack(self, bucket: int) -> None:
-        try:
-            await self._sender.pack(bucket)
-        except asyncio.CancelledError:
-            self._phase = f"packing bucket {bucket}"
-            raise
-        except Exception as error:
-            raise WeightSyncError(f"the sender failed at packing bucket {bucket}: {_text(error)}") from error
-
-    async def _all(self, phase: str, calls: Sequence[tuple[ReceiverHandle, Coroutine[Any, Any, T]]]) -> list[T]:
-        """Run one call per replica together; the first failure cancels the rest and names its replica."""
-        self._phase = phase
-        late: list[str] = []
-
-        async def finish(receiver: ReceiverHandle, call: Coroutine[Any, Any, T]) -> T:
-            try:
-                return await call
-            except asyncio.CancelledError:
-                late.append(receiver.replica)
-                raise
-            except Exception as error:
-                raise WeightSyncError(f"replica {receiver.replica} failed at {phase}: {_text(error)}") from error
-
-        try:
-            return await gather_or_cancel([finish(receiver, call) for receiver, call in calls])
-        except asyncio.CancelledError:
-            if late:
-                self._phase = f"{phase}, waiting for replica {', '.join(late)}"
-            raise
-
-    @property
-    def phase(self) -> str:
-        """What the transaction is doing, or was doing when it failed."""
-        return self._phase
-
-
-class _Deadline:
-    """Bounds a part of the transaction and turns every failure in it into a WeightSyncError that says where."""
-
-    def __init__(self, sync: WeightSync, what: str) -> None:
-        self._sync = sync
-        self._what = what
-        self._seconds = sync._config.timeout_s
-        self._timeout = asyncio.timeout(self._seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        try:
-            await self._timeout.__aexit__(kind, error, trace)
-        except TimeoutError as timeout:
+    def _check_call(self, version: PolicyVersion) -> None:
+        if not self._connected:
+            raise WeightSyncError(f"refit of version {version} before connect()")
+        if self._busy:
+            raise WeightSyncError(f"refit of version {version} while another one is under way")
+        if self._sent is not None and version <= self._sent.version:
             raise WeightSyncError(
-                f"{self._what} did not end within {self._seconds:g} s; it was at: {self._sync.phase}. The generator "
-                "stays paused; see the logs of the named part, or raise policy.generation.refit_cfg.timeout_s"
-            ) from timeout
-        if isinstance(error, Exception):
-            phase = "" if isinstance(error, WeightSyncError) else f" while {self._sync.phase}"
-            raise WeightSyncError(f"{self._what} failed{phase}: {_text(error)}") from error
-
-
-def _check_acks(acks: list[Ack], version: PolicyVersion, num_tensors: int, checksum: str, num_replicas: int) -> None:
-    """Compare every acknowledgement with what was sent; no acknowledgement is no success."""
-    if not acks or len(acks) != num_replicas:
-        raise WeightSyncError(f"{len(acks)} of {num_replicas} replicas acknowledged version {version}")
-    for ack in acks:
-        sent = (version, num_tensors, checksum)
-        loaded = (ack.version, ack.num_tensors, ack.checksum)
-        if loaded != sent:
-            raise WeightSyncError(
-                f"replica {ack.replica} acknowledged (version, tensors, checksum) = {loaded}, sent was {sent}"
+                f"refit of version {version} refused: the generators hold version {self._sent.version} already, and "
+                "versions only grow"
             )
 
+    async def _attempt(self, version: PolicyVersion, number: int, started: float) -> SyncReport:
+        """One try; the links are given back only when all went well."""
+        laps = _Laps(self._clock)
+        deadline = self._clock.now() + self._config.timeout_s
+        links, self._links = self._links, None
+        if links is None or links.readers != [n for m in self._fleet.members() for n in m.reader_names]:
+            links = await self._open(deadline)
+        laps.end("open")
+        await self._alone("pause", self._generator.pause(self._config.pause_mode), deadline)
+        laps.end("pause")
+        self._epoch += 1
+        start = RefitStart(self._epoch, version, self._left(deadline))
+        await self._together("start", links.handles, [handle.start(start) for handle in links.handles], deadline)
+        self._state = "DIRTY"
+        updates = [handle.update() for handle in links.handles]
+        results = await self._together("transfer", links.handles, updates, deadline, self._sender.send(start))
+        laps.end("transfer")
+        commits = [handle.finish(version) for handle in links.handles]
+        acks = await self._together("commit", links.handles, commits, deadline)
+        sent = self._agree(links, version, results[TRAINER], acks)
+        await self._alone("resume", self._generator.resume(), deadline)
+        laps.end("commit")
+        changed = sent.num_changed(self._sent)
+        self._links, self._sent, self._state = links, sent, "CLEAN"
+        return self._report(results[TRAINER], acks, laps, number, started, changed)
 
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    async def _open(self, deadline: float) -> _Links:
+        """Make links between the trainer and everybody who is left."""
+        members = tuple(self._fleet.members())
+        if not members:
+            raise WeightSyncError("the generator has no replica; a refit would update nothing")
+        manifest = await self._alone("manifest", self._sender.manifest(), deadline, TRAINER)
+        if not manifest:
+            raise WeightSyncError("the trainer offers no tensor to send; nothing would be updated")
+        links = _Links(members, manifest)
+        request = OpenRequest(
+            transport=self._transport,
+            channel=f"{self._run_tag}-refit-{uuid.uuid4().hex[:8]}",
+            bucket_bytes=self._config.bucket_bytes_for(self._transport),
+            num_slots=self._config.num_buffers_for(self._transport),
+            readers=tuple(links.readers),
+            timeout_s=self._left(deadline),
+        )
+        info = await self._alone("open", self._sender.open(request), deadline, TRAINER)
+        inits = [member.handle.init(info, member.first_reader) for member in members]
+        await self._together("connect", links.handles, inits, deadline, self._sender.join())
+        return links
+
+    async def _go_on(self, version: PolicyVersion, failure: AttemptFailed, attempts: int) -> None:
+        """Decide whether another attempt makes sense: once for the same fleet, and for every smaller one.
+
+        Raises:
+            RefitError: it does not.
+        """
+        members = self._fleet.members()
+        readers = [name for member in members for name in member.reader_names]
+        end, detail = describe(failure, readers)
+        trainer_is_gone = any(one.end == TRAINER and one.is_gone for one in failure.failures)
+        suspects = [one.end for one in failure.failures if one.is_gone]
+        blamed = blamed_reader(failure)
+        if attempts > 1 and blamed is not None and blamed < len(readers):
+            # It could not be reached twice, whatever it says itself: a partition, or a network that drops it.
+            suspects.append(readers[blamed].rpartition(".")[0])
+        smaller = [await self._fleet.give_up(name, detail) for name in dict.fromkeys(suspects)]
+        if trainer_is_gone or not (attempts == 1 or any(smaller)):
+            raise RefitError(version, failure.phase, self._state, end, detail, attempts) from failure
+        _log.warning(
+            "refit of version %d failed at %s: %s: %s; trying again with new links", version, failure.phase, end, detail
+        )
+
+    def _agree(self, links: _Links, version: PolicyVersion, report: SendReport, acks: Mapping[str, Ack | None]) -> Sent:
+        """Compare every confirmation with what was sent; no confirmation is no success."""
+        end = TRAINER
+        try:
+            sent = Sent.of(version, links.manifest, report.digests)
+            for member in links.members:
+                end = member.name
+                check_ack(acks[end], end, member.handle.num_readers, sent, self._sent)
+        except WeightSyncError as error:
+            raise AttemptFailed("commit", [EndFailure(end, error)]) from error
+        return sent
+
+    def _report(
+        self,
+        report: SendReport,
+        acks: Mapping[str, Ack],
+        laps: _Laps,
+        number: int,
+        started: float,
+        changed: int,
+    ) -> SyncReport:
+        assert self._sent is not None
+        parts = dict(laps.seconds)
+        for seconds in (report.seconds, *(ack.seconds for ack in acks.values())):
+            for part, value in seconds.items():
+                parts[part] = max(parts.get(part, 0.0), value)
+        return SyncReport(
+            version=self._sent.version,
+            seconds=self._clock.now() - started,
+            bytes=report.num_bytes,
+            tensors=len(self._sent.manifest),
+            replicas=len(acks),
+            changed=changed,
+            attempts=number,
+            parts=parts,
+        )
+
+    async def _together(
+        self,
+        phase: str,
+        handles: Sequence[ReceiverHandle],
+        calls: Sequence[Coroutine[Any, Any, Any]],
+        deadline: float,
+        sending: Coroutine[Any, Any, Any] | None = None,
+    ) -> dict[str, Any]:
+        """One call on every receiver, and one on the sender where there is one; the first failure aborts all."""
+        by_end = {handle.replica: call for handle, call in zip(handles, calls, strict=True)}
+        if sending is not None:
+            by_end = {TRAINER: sending, **by_end}
+        ends = {TRAINER: self._sender, **{handle.replica: handle for handle in handles}}
+        return await together(phase, ends, by_end, self._left(deadline), self.patience)
+
+    async def _alone(self, phase: str, call: Coroutine[Any, Any, T], deadline: float, end: str = "the generator") -> T:
+        """A call that has no counterpart."""
+        results = await together(phase, {TRAINER: self._sender}, {end: call}, self._left(deadline), self.patience)
+        result: T = results[end]
+        return result
+
+    def _left(self, deadline: float) -> float:
+        return max(deadline - self._clock.now(), 0.0)

@@ -1,321 +1,374 @@
-"""The refit transaction: all replicas or none, errors that say where, and a retry that starts clean."""
+"""The refit transaction: all replicas or none, errors that name who began it, and a retry that starts clean."""
 
 import asyncio
-import os
-import secrets
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from typing import Any
 
 import pytest
-import torch
 
 from rl.core.clock import SystemClock
 from rl.core.errors import InfraError, WeightSyncError
-from rl.core.reaper import SHARED_MEMORY
-from rl.core.types import PolicyVersion
+from rl.weights.attempt import Patience
 from rl.weights.config import RefitConfig
-from rl.weights.receiver import WeightReceiver
-from rl.weights.sender import WeightSender
+from rl.weights.faults import TransferError
+from rl.weights.report import RefitError
 from rl.weights.sync import WeightSync
-from rl.weights.transport import Ack, ReceiverHandle, TensorSpec, TransferInfo
+from rl.weights.transport import Ack
+from tests.support.refit_fakes import NAMES, FakeFleet, FakeReplica, FakeSender, word
 
-Hook = Callable[[str, int], None]
-
-
-async def never() -> None:
-    await asyncio.Event().wait()
-
-
-class Sender:
-    """A SenderHandle in this process; `at(phase, bucket)` may raise."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.worker = WeightSender(lambda: tensors)
-        self.at: Hook = lambda phase, bucket: None
-        self.hang_at: int | None = None
-
-    async def manifest(self) -> tuple[TensorSpec, ...]:
-        return self.worker.manifest()
-
-    async def open(self, info: TransferInfo) -> None:
-        self.worker.open(info)
-
-    async def start(self, version: PolicyVersion) -> None:
-        self.at("start", -1)
-        self.worker.start(version)
-
-    async def pack(self, bucket: int) -> None:
-        self.at("pack", bucket)
-        if bucket == self.hang_at:
-            await never()
-        self.worker.pack(bucket)
-
-    async def finish(self) -> str:
-        self.at("finish", -1)
-        return self.worker.finish()
-
-    async def close(self) -> None:
-        self.worker.close()
-
-
-class Replica:
-    """A ReceiverHandle in this process."""
-
-    def __init__(self, name: str) -> None:
-        self.replica = name
-        self.tensors: dict[str, torch.Tensor] = {}
-        self.worker = WeightReceiver(lambda new: self.tensors.update(new), keeps_tensors=True)
-        self.version = -1
-        self.at: Hook = lambda phase, bucket: None
-        self.hang_at: int | None = None
-        self.change_ack: Callable[[Ack], Ack] = lambda ack: ack
-
-    async def init(self, info: TransferInfo) -> None:
-        self.worker.init(info)
-
-    async def start(self, version: PolicyVersion) -> None:
-        self.at("start", -1)
-        self.worker.start()
-
-    async def update(self, bucket: int) -> None:
-        self.at("update", bucket)
-        if bucket == self.hang_at:
-            await never()
-        self.worker.update(bucket)
-
-    async def finish(self, version: PolicyVersion) -> Ack:
-        self.at("finish", -1)
-        received = self.worker.finish()
-        self.version = version
-        return self.change_ack(Ack(self.replica, version, received.num_tensors, received.checksum))
-
-
-class Fleet:
-    """A generator that only knows whether it is paused."""
-
-    def __init__(self, replicas: list[Replica]) -> None:
-        self.replicas = replicas
-        self.paused = False
-        self.modes: list[str] = []
-
-    async def pause(self, mode: Literal["drain", "keep", "abort"]) -> None:
-        self.paused = True
-        self.modes.append(mode)
-
-    async def resume(self) -> None:
-        self.paused = False
-
-    def weight_receivers(self) -> list[ReceiverHandle]:
-        return list(self.replicas)
+SHORT = Patience(late=0.05, abort=0.05, end=0.05)
 
 
 class Scene:
     """One sender, some replicas, the transaction between them."""
 
-    def __init__(self, replicas: int = 2, timeout_s: float = 20.0) -> None:
-        torch.manual_seed(0)
-        self.tensors = {f"layer.{i}": torch.randn(100) for i in range(6)}
-        self.sender = Sender(self.tensors)
-        self.fleet = Fleet([Replica(f"generation[{rank}]") for rank in range(replicas)])
-        config = RefitConfig(bucket_mib=1024 / (1 << 20), timeout_s=timeout_s, pause_mode="keep")
-        self.tag = f"tdm-test-{secrets.token_hex(4)}"
-        self.sync = WeightSync(self.sender, self.fleet, config, self.tag, SystemClock())
+    def __init__(self, replicas: int = 2, num_readers: int = 1, servers: int = 0, **settings: Any) -> None:
+        self.sender = FakeSender()
+        self.fleet = FakeFleet(self.sender, replicas, num_readers)
+        self.servers = [FakeReplica(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
+        config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
+        self.sync = WeightSync(self.sender, self.fleet, config, "tdm-test", SystemClock(), list(self.servers))  # type: ignore[arg-type]
+        self.sync.patience = SHORT
 
-    def train(self) -> None:
-        for tensor in self.tensors.values():
-            tensor.add_(1.0)
+    async def connected(self) -> "Scene":
+        await self.sync.connect()
+        return self
+
+    def fail_once(self, replica: int, phase: str, error: Exception) -> None:
+        def fail(at: str) -> None:
+            if at == phase:
+                self.fleet.replicas[replica].at = lambda phase: None
+                raise error
+
+        self.fleet.replicas[replica].at = fail
+
+    def fail_always(self, replica: int, phase: str, error: Exception) -> None:
+        def fail(at: str) -> None:
+            if at == phase:
+                raise error
+
+        self.fleet.replicas[replica].at = fail
 
     def assert_loaded(self, version: int) -> None:
         assert not self.fleet.paused
-        for replica in self.fleet.replicas:
+        assert self.sync.state == "CLEAN" and self.sync.version == version
+        for replica in [*self.fleet.replicas, *self.servers]:
             assert replica.version == version
-            assert all(torch.equal(replica.tensors[name], tensor) for name, tensor in self.tensors.items())
+            assert replica.weights == {name: word(name, version) for name in NAMES}
 
-    async def assert_retry_works(self, version: int) -> None:
+    async def assert_next_works(self, version: int) -> None:
         """The failure left everything paused; without its cause the same call succeeds in full."""
         assert self.fleet.paused
-        self.sender.at, self.sender.hang_at = (lambda phase, bucket: None), None
+        assert self.sync.version != version
+        self.sender.at, self.sender.hang_at = (lambda phase: None), None
         for replica in self.fleet.replicas:
-            replica.at, replica.hang_at, replica.change_ack = (lambda phase, bucket: None), None, (lambda ack: ack)
-        self.train()
+            replica.heal()
         await self.sync.publish(version)
         self.assert_loaded(version)
-        await self.close()
-
-    async def close(self) -> None:
-        await self.sync.close()
-        assert not list(SHARED_MEMORY.glob(f"{self.tag}*"))
 
 
 async def test_every_replica_gets_every_version_and_the_report_says_what_moved() -> None:
-    scene = Scene()
-    await scene.sync.connect()
-    assert len(list(SHARED_MEMORY.glob(f"{scene.tag}*"))) == 1
+    scene = await Scene(num_readers=2).connected()
     for version in range(3):
         report = await scene.sync.publish(version)
         scene.assert_loaded(version)
-        assert (report.version, report.bytes, report.tensors, report.replicas) == (version, 2400, 6, 2)
-        assert report.seconds > 0
-        scene.train()
+        assert (report.version, report.bytes, report.tensors, report.replicas) == (version, 96, 6, 2)
+        assert (report.attempts, report.changed) == (1, 6)
+        assert report.seconds >= report.parts["pause"] + report.parts["transfer"] + report.parts["commit"]
+    assert report.parts["gather"] == 0.75 and report.parts["load"] == 2.0
+    assert report.parts["wire"] == 1.5, "the slowest end counts"
     assert scene.fleet.modes == ["keep"] * 3
-    await scene.close()
+    assert len(scene.sender.requests) == 1, "links are made once"
+    assert scene.sender.requests[0].readers == (
+        "generation[0].0", "generation[0].1", "generation[1].0", "generation[1].1",
+    )  # fmt: skip
+    assert [replica.first for replica in scene.fleet.replicas] == [0, 2]
 
 
-async def test_packing_a_bucket_overlaps_loading_the_one_before() -> None:
-    scene = Scene(replicas=1)
-    events: list[str] = []
-    scene.sender.at = lambda phase, bucket: events.append(f"{phase} {bucket}")
-    await scene.sync.connect()
-    plan = scene.sync._plan
-    assert plan is not None and len(plan.buckets) == 3
-    packed = asyncio.Event()
-
-    async def update_after_the_next_pack(bucket: int) -> None:
-        events.append(f"update {bucket}")
-        if bucket == 0:
-            await asyncio.wait_for(packed.wait(), 10)
-        scene.fleet.replicas[0].worker.update(bucket)
-
-    async def pack(bucket: int) -> None:
-        scene.sender.worker.pack(bucket)
-        if bucket == 1:
-            packed.set()
-
-    scene.fleet.replicas[0].update = update_after_the_next_pack  # type: ignore[method-assign]
-    scene.sender.pack = pack  # type: ignore[method-assign]
+async def test_readers_are_numbered_over_replicas_and_servers() -> None:
+    scene = await Scene(replicas=2, num_readers=2, servers=1).connected()
     await scene.sync.publish(0)
+    assert scene.servers[0].first == 4
     scene.assert_loaded(0)
-    await scene.close()
 
 
-@pytest.mark.parametrize(("phase", "bucket"), [("start", -1), ("update", 0), ("update", 2), ("finish", -1)])
-async def test_a_failing_replica_is_named_with_its_phase_and_nobody_generates(phase: str, bucket: int) -> None:
-    scene = Scene()
-    await scene.sync.connect()
+@pytest.mark.parametrize("phase", ["start", "update 0", "update 5", "finish"])
+async def test_a_fault_that_passes_costs_one_retry_with_new_links_and_a_higher_epoch(phase: str) -> None:
+    scene = await Scene().connected()
+    scene.fail_once(1, phase, RuntimeError("a hiccup"))
+    report = await scene.sync.publish(4)
+    scene.assert_loaded(4)
+    assert report.attempts == 2
+    assert len(scene.sender.requests) == 2
+    assert scene.sender.requests[0].channel != scene.sender.requests[1].channel
+    assert scene.sender.epochs == sorted(set(scene.sender.epochs))
 
-    def fail(at: str, number: int) -> None:
-        if (at, number) == (phase, bucket):
-            raise InfraError("the engine core died")
 
-    scene.fleet.replicas[1].at = fail
-    with pytest.raises(WeightSyncError, match=r"refit of version 4 failed: replica generation\[1\]") as caught:
+@pytest.mark.parametrize(
+    ("phase", "named", "state"),
+    [("start", "start", "CLEAN"), ("update 2", "transfer", "DIRTY"), ("finish", "commit", "DIRTY")],
+)
+async def test_a_failing_replica_is_named_with_its_phase_and_nobody_generates(
+    phase: str, named: str, state: str
+) -> None:
+    scene = await Scene().connected()
+    scene.fail_always(1, phase, RuntimeError("the device is full"))
+    with pytest.raises(RefitError, match=r"refit of version 4 failed at .* generation\[1\]: the device is full") as got:
         await scene.sync.publish(4)
-    assert "the engine core died" in str(caught.value)
-    assert phase in str(caught.value)
-    if bucket >= 0:
-        assert f"bucket {bucket}" in str(caught.value)
-    await scene.assert_retry_works(4)
+    assert (got.value.phase, got.value.state, got.value.end, got.value.attempts) == (named, state, "generation[1]", 2)
+    assert scene.sync.state == state
+    await scene.assert_next_works(4)
 
 
-@pytest.mark.parametrize("bucket", [0, 2])
-async def test_a_failing_sender_is_named_with_its_bucket(bucket: int) -> None:
-    scene = Scene()
-    await scene.sync.connect()
+@pytest.mark.parametrize("phase", ["send 0", "send 5"])
+async def test_a_failing_sender_is_named(phase: str) -> None:
+    scene = await Scene().connected()
 
-    def fail(at: str, number: int) -> None:
-        if (at, number) == ("pack", bucket):
+    def fail(at: str) -> None:
+        if at == phase:
             raise RuntimeError("out of memory")
 
     scene.sender.at = fail
-    with pytest.raises(WeightSyncError, match=f"the sender failed at packing bucket {bucket}: out of memory"):
+    with pytest.raises(RefitError, match="the trainer: out of memory") as got:
         await scene.sync.publish(1)
-    await scene.assert_retry_works(1)
+    assert got.value.state == "DIRTY"
+    await scene.assert_next_works(1)
 
 
-async def test_a_replica_that_hangs_ends_at_the_deadline_and_is_named() -> None:
-    scene = Scene(timeout_s=0.2)
-    await scene.sync.connect()
-    scene.fleet.replicas[0].hang_at = 1
-    with pytest.raises(WeightSyncError, match=r"within 0.2 s; .*bucket 1, waiting for replica generation\[0\]\."):
+async def test_a_trainer_that_died_is_not_tried_again() -> None:
+    scene = await Scene().connected()
+
+    def fail(at: str) -> None:
+        if at == "send 1":
+            raise InfraError("policy[0] died during send")
+
+    scene.sender.at = fail
+    with pytest.raises(RefitError, match="the trainer: policy") as got:
+        await scene.sync.publish(1)
+    assert got.value.attempts == 1
+
+
+async def test_a_replica_that_dies_leaves_the_fleet_and_the_rest_go_on() -> None:
+    scene = await Scene(replicas=3).connected()
+    await scene.sync.publish(0)
+    dying = scene.fleet.replicas[1]
+    dying.at = lambda phase: dying.die() if phase == "update 3" else None
+    report = await scene.sync.publish(1)
+    assert report.replicas == 2
+    assert list(scene.fleet.removed) == ["generation[1]"]
+    assert "died during update 3" in scene.fleet.removed["generation[1]"]
+    scene.assert_loaded(1)
+
+
+async def test_a_replica_that_was_removed_between_refits_is_not_waited_for() -> None:
+    scene = await Scene(replicas=2).connected()
+    await scene.sync.publish(0)
+    await scene.fleet.remove_replica("generation[0]", "its engine died")
+    assert (await scene.sync.publish(1)).attempts == 1
+    scene.assert_loaded(1)
+
+
+async def test_a_replica_that_dies_is_an_error_where_too_few_would_be_left() -> None:
+    scene = await Scene(replicas=2, min_replicas=2).connected()
+    scene.fleet.replicas[0].is_dead = True
+    with pytest.raises(RefitError, match=r"generation\[0\] died during"):
+        await scene.sync.publish(0)
+    assert scene.fleet.num_replicas == 2 and scene.fleet.paused
+
+
+async def test_the_last_replica_is_not_given_up() -> None:
+    scene = await Scene(replicas=1).connected()
+    scene.fleet.replicas[0].is_dead = True
+    with pytest.raises(RefitError, match="died during") as got:
+        await scene.sync.publish(0)
+    assert got.value.attempts == 2
+
+
+async def test_a_server_that_is_gone_is_refitted_no_more() -> None:
+    scene = await Scene(replicas=1, servers=2).connected()
+    scene.servers[0].is_dead = True
+    scene.servers = [scene.servers[1]]
+    report = await scene.sync.publish(0)
+    assert report.replicas == 2
+    scene.assert_loaded(0)
+
+
+async def test_a_replica_that_hangs_is_given_up_at_the_deadline() -> None:
+    scene = await Scene(timeout_s=0.1).connected()
+    scene.fleet.replicas[0].hang_at = "update 1"
+    report = await scene.sync.publish(7)
+    assert list(scene.fleet.removed) == ["generation[0]"]
+    assert "did not answer" in scene.fleet.removed["generation[0]"]
+    assert report.replicas == 1
+    scene.assert_loaded(7)
+
+
+async def test_the_only_replica_that_hangs_ends_the_refit_at_the_deadline_and_is_named() -> None:
+    scene = await Scene(replicas=1, timeout_s=0.1).connected()
+    scene.fleet.replicas[0].hang_at = "update 1"
+    with pytest.raises(RefitError, match=r"generation\[0\]: did not answer") as got:
         await scene.sync.publish(7)
-    await scene.assert_retry_works(7)
+    assert got.value.state == "DIRTY"
+    await scene.assert_next_works(7)
 
 
 async def test_a_sender_that_hangs_ends_at_the_deadline_and_is_named() -> None:
-    scene = Scene(timeout_s=0.2)
-    await scene.sync.connect()
-    scene.sender.hang_at = 1
-    with pytest.raises(WeightSyncError, match="packing bucket 1"):
+    scene = await Scene(timeout_s=0.1).connected()
+    scene.sender.hang_at = "send 1"
+    with pytest.raises(RefitError, match="the trainer: did not answer"):
         await scene.sync.publish(7)
-    await scene.assert_retry_works(7)
+    assert scene.fleet.num_replicas == 2, "whoever waits for the trainer is not to blame"
+    await scene.assert_next_works(7)
 
 
-async def test_a_replica_that_fails_while_the_sender_hangs_is_reported_at_once() -> None:
-    scene = Scene(timeout_s=60)
-    await scene.sync.connect()
-    scene.sender.hang_at = 1
-
-    def fail(at: str, number: int) -> None:
-        if at == "update":
-            raise InfraError("lost")
-
-    scene.fleet.replicas[0].at = fail
-    with pytest.raises(WeightSyncError, match=r"replica generation\[0\] failed at update with bucket 0: lost"):
+async def test_a_failure_ends_an_end_that_waits_for_it_at_once() -> None:
+    scene = await Scene(timeout_s=60).connected()
+    scene.sender.hang_at = "send 1"
+    scene.fail_always(0, "update 0", RuntimeError("lost"))
+    with pytest.raises(RefitError, match=r"generation\[0\]: lost"):
         await asyncio.wait_for(scene.sync.publish(1), 10)
-    await scene.assert_retry_works(1)
+    await scene.assert_next_works(1)
 
 
-@pytest.mark.parametrize(("field", "value"), [("version", 3), ("num_tensors", 5), ("checksum", "0123456789abcdef")])
-async def test_an_acknowledgement_that_differs_from_what_was_sent_is_an_error(field: str, value: object) -> None:
-    scene = Scene()
-    await scene.sync.connect()
-    scene.fleet.replicas[1].change_ack = lambda ack: replace(ack, **{field: value})  # type: ignore[arg-type]
-    with pytest.raises(WeightSyncError, match=r"replica generation\[1\] acknowledged"):
+async def test_a_peer_that_cannot_be_reached_twice_leaves_the_fleet() -> None:
+    """A partition: its process lives and obeys, but nothing arrives there."""
+    scene = await Scene(replicas=2).connected()
+    lost = scene.fleet.replicas[1]
+
+    def partition(phase: str) -> None:
+        if phase == "update 2":
+            assert lost._wire is not None
+            lost._wire.break_off(TransferError("connection reset", "peer lost", (1 << 16) + lost.first, 2))
+
+    lost.at = partition
+    report = await scene.sync.publish(1)
+    assert report.attempts == 3
+    assert list(scene.fleet.removed) == ["generation[1]"]
+    scene.assert_loaded(1)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda ack: None, "confirms nothing"),
+        (lambda ack: replace(ack, version=3), "confirms version 3, published was 4"),
+        (lambda ack: replace(ack, num_tensors=5), "loaded 5 of 6 tensors"),
+        (lambda ack: replace(ack, digests=()), "0 of them gave digests"),
+        (lambda ack: replace(ack, digests=(b"",)), "0 bytes of digests for 6 tensors"),
+    ],
+)
+async def test_a_confirmation_that_says_less_than_everything_is_an_error(change: Any, words: str) -> None:
+    scene = await Scene().connected()
+    scene.fleet.replicas[1].change_ack = change
+    with pytest.raises(RefitError, match=words) as got:
         await scene.sync.publish(4)
-    await scene.assert_retry_works(5)
+    assert got.value.end == "generation[1]"
+    await scene.assert_next_works(4)
 
 
-async def test_a_missing_acknowledgement_is_an_error() -> None:
-    scene = Scene()
-    await scene.sync.connect()
-    scene.fleet.replicas[0].change_ack = lambda ack: None  # type: ignore[arg-type,return-value]
-    with pytest.raises(WeightSyncError):
+async def test_bytes_that_differ_name_tensor_layer_and_reader() -> None:
+    scene = await Scene(num_readers=2).connected()
+    await scene.sync.publish(3)
+
+    def other(ack: Ack) -> Ack:
+        first, second = ack.digests
+        return replace(ack, digests=(first, second[:16] + b"x" * 8 + second[24:]))
+
+    scene.fleet.replicas[1].change_ack = other
+    with pytest.raises(
+        RefitError, match=r"generation\[1\]\.1 holds other bytes .* 'model\.layers\.2\.weight'.*layer 2"
+    ):
         await scene.sync.publish(4)
-    await scene.assert_retry_works(4)
 
 
-async def test_a_generator_without_replicas_cannot_be_refitted() -> None:
+async def test_a_stale_tensor_is_told_by_the_version_before() -> None:
+    scene = await Scene().connected()
+    await scene.sync.publish(3)
+    scene.fleet.replicas[0].change = lambda one: one.replace("@4", "@3") if ".5." in one else one
+    with pytest.raises(RefitError, match=r"'model\.layers\.5\.weight'.*stale, the bytes are those of version 3"):
+        await scene.sync.publish(4)
+
+
+async def test_swapped_names_are_told_by_the_other_tensors_bytes() -> None:
+    scene = await Scene().connected()
+    swap = {word(NAMES[1], 0): word(NAMES[2], 0), word(NAMES[2], 0): word(NAMES[1], 0)}
+    scene.fleet.replicas[0].change = lambda one: swap.get(one, one)
+    with pytest.raises(RefitError, match=r"layers\.1\.weight'.*those of 'model\.layers\.2\.weight'.*2 tensors differ"):
+        await scene.sync.publish(0)
+
+
+async def test_versions_only_grow() -> None:
+    scene = await Scene().connected()
+    await scene.sync.publish(5)
+    for version in (5, 4):
+        with pytest.raises(WeightSyncError, match=f"version {version} refused: the generators hold version 5"):
+            await scene.sync.publish(version)
+    scene.assert_loaded(5)
+
+
+async def test_two_refits_at_once_are_refused() -> None:
+    scene = await Scene().connected()
+    first = asyncio.ensure_future(scene.sync.publish(0))
+    await asyncio.sleep(0)
+    with pytest.raises(WeightSyncError, match="while another one is under way"):
+        await scene.sync.publish(1)
+    await first
+    scene.assert_loaded(0)
+
+
+async def test_what_updates_nothing_is_an_error() -> None:
     scene = Scene(replicas=0)
     with pytest.raises(WeightSyncError, match="no replica"):
         await scene.sync.connect()
     with pytest.raises(WeightSyncError, match="before connect"):
         await scene.sync.publish(0)
+    empty = Scene()
+    empty.sender.manifest_now = ()
+    with pytest.raises(WeightSyncError, match="no tensor to send"):
+        await empty.sync.connect()
+
+
+async def test_a_replica_that_refuses_the_tensors_ends_the_set_up_and_is_named() -> None:
+    scene = Scene(timeout_s=5)
+    scene.fail_always(1, "init", WeightSyncError("'lm_head.weight' has another shape"))
+    with pytest.raises(WeightSyncError, match=r"cannot be set up: generation\[1\] failed at connect: 'lm_head"):
+        await asyncio.wait_for(scene.sync.connect(), 4)
 
 
 async def test_a_pause_that_never_ends_is_named() -> None:
-    scene = Scene(timeout_s=0.1)
-    await scene.sync.connect()
-
-    async def pause(mode: Literal["drain", "keep", "abort"]) -> None:
-        await never()
-
-    scene.fleet.pause = pause  # type: ignore[method-assign]
-    with pytest.raises(WeightSyncError, match=r"pausing the generator \(keep\)"):
+    scene = await Scene(timeout_s=0.05).connected()
+    scene.fleet.hang_at = "pause"
+    with pytest.raises(RefitError, match="failed at pause in attempt 2: the generator: did not answer") as got:
         await scene.sync.publish(0)
-    await scene.close()
+    assert got.value.state == "CLEAN"
 
 
 async def test_a_cancelled_refit_stays_cancelled_and_leaves_the_generator_paused() -> None:
-    scene = Scene()
-    await scene.sync.connect()
-    scene.fleet.replicas[0].hang_at = 0
+    scene = await Scene().connected()
+    scene.fleet.replicas[0].hang_at = "update 2"
     task = asyncio.ensure_future(scene.sync.publish(1))
-    while not scene.fleet.paused:
+    while not scene.fleet.replicas[1].weights:
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await scene.assert_retry_works(1)
+    assert scene.sync.state == "DIRTY"
+    await scene.assert_next_works(1)
 
 
-async def test_two_hundred_refits_leave_no_segment_and_no_descriptor() -> None:
-    scene = Scene(replicas=1)
-    await scene.sync.connect()
-    await scene.sync.publish(0)
-    before = len(os.listdir("/proc/self/fd"))
-    for version in range(1, 201):
-        await scene.sync.publish(version)
-    assert len(os.listdir("/proc/self/fd")) <= before
-    assert len(list(SHARED_MEMORY.glob(f"{scene.tag}*"))) == 1
-    await scene.close()
+async def test_the_transport_gets_what_the_settings_say() -> None:
+    scene = await Scene(transport="tcp", bucket_mib=2.0, num_buffers=7).connected()
+    request = scene.sender.requests[0]
+    assert (request.transport, request.bucket_bytes, request.num_slots) == ("tcp", 2 << 20, 7)
+    assert request.channel.startswith("tdm-test-refit-")
+    assert 19 < request.timeout_s <= 20
+
+
+async def test_explain_names_the_first_tensor_that_computes_otherwise() -> None:
+    scene = await Scene().connected()
+    assert await scene.sync.explain("float32") is None
+    scene.fleet.replicas[1].signed[NAMES[4]] = (2.0, 1.0)
+    assert await scene.sync.explain("float32") == (
+        "generation[1] computes with another tensor than the trainer: 'model.layers.4.weight': W x is [1, 1, ..., sum "
+        "1] at the trainer, [2, 1, ..., sum 2] at the generator (layer 4)"
+    )

@@ -1,0 +1,52 @@
+"""What the open choices of a refit come to."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rl.weights.config import RefitConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "on_gpus", "hosts", "transport"),
+    [
+        ({}, False, 1, "shm"),
+        ({}, False, 2, "tcp"),
+        ({}, True, 1, "nccl"),
+        ({}, True, 4, "nccl"),
+        ({"servers": ["http://localhost:8000"]}, False, 1, "shm"),
+        ({"servers": ["http://[::1]:8000"]}, False, 1, "shm"),
+        ({"servers": ["http://10.0.0.7:8000"]}, False, 1, "tcp"),
+        ({"transport": "tcp"}, True, 1, "tcp"),
+    ],
+)
+def test_the_transport_follows_where_trainer_and_engines_are(
+    settings: dict[str, Any], on_gpus: bool, hosts: int, transport: str
+) -> None:
+    assert RefitConfig(**settings).transport_for(on_gpus=on_gpus, num_hosts=hosts) == transport
+
+
+def test_sizes_are_the_transports_unless_they_are_set() -> None:
+    config = RefitConfig()
+    assert [config.bucket_bytes_for(name) >> 20 for name in ("shm", "tcp", "nccl")] == [1, 4, 512]
+    assert [config.num_buffers_for(name) for name in ("shm", "tcp", "nccl")] == [4, 4, 2]
+    config = RefitConfig(bucket_mib=0.5, num_buffers=3)
+    assert (config.bucket_bytes_for("nccl"), config.num_buffers_for("shm")) == (1 << 19, 3)
+
+
+def test_the_probe_is_rarer_on_gpus_and_as_strict_as_the_precision_allows() -> None:
+    config = RefitConfig()
+    assert (config.check_every_for(on_gpus=False), config.check_every_for(on_gpus=True)) == (1, 20)
+    assert config.tolerance_for("float32") < config.tolerance_for("bfloat16")
+    config = RefitConfig(check_every=7, check_tolerance=0.5)
+    assert (config.check_every_for(on_gpus=True), config.tolerance_for("float32")) == (7, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("servers", "words"),
+    [(["10.0.0.7:8000"], "is no URL"), (["ftp://a"], "is no URL"), (["http://a", "http://a"], "stands twice")],
+)
+def test_servers_are_urls(servers: list[str], words: str) -> None:
+    with pytest.raises(ValidationError, match=words):
+        RefitConfig(servers=servers)

@@ -96,6 +96,30 @@ class Generator(Protocol):
         """One handle per replica."""
         ...
 
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that are left."""
+        ...
+
+    async def remove_replica(self, name: str, reason: str) -> None:
+        """Give up the replica that its receiver calls `name`: nothing is sent to it any more.
+
+        Raises:
+            InfraError: it was the last one.
+        """
+        ...
+
+    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
+        """Return, per replica, the log-probability of each token but the first given those before, at temperature 1.
+
+        The replicas must not be paused.
+
+        Raises:
+            InfraError: an engine died or was late.
+            DataError: the tokens do not fit into the context.
+        """
+        ...
+
     async def close(self) -> None:
         """End the engines; idempotent."""
         ...

@@ -25,8 +25,10 @@ from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
 from rl.generation.pool import PooledGenerator, replicas_of
 from rl.generation.refit_lock import RefitLock
 from rl.weights.manifest import torch_dtype
-from rl.weights.receiver import WeightReceiver, checksum_of
-from rl.weights.transport import Ack, TransferInfo
+from rl.weights.native import digests_of
+from rl.weights.receiver import InPlace, WeightReceiver
+from rl.weights.signature import signature_of
+from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 MAX_BATCH = 256
 
@@ -56,8 +58,7 @@ class HfWorker:
             )
         # Both names of tied weights lead to the one tensor.
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
-        self._receiver = WeightReceiver(self._load, keeps_tensors=False)
-        self._info: TransferInfo | None = None
+        self._receiver = WeightReceiver(InPlace(self._parameters), self._replica, self._device)
         self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._batches = BatchLoop(self._next_logits, self._decode, MAX_BATCH, self._replica)
         if request.loaded_version is not None:
@@ -87,18 +88,30 @@ class HfWorker:
         """Sample again."""
         self._batches.resume()
 
-    def init_transfer(self, info: TransferInfo) -> None:
-        """Open the transport.
+    @torch.inference_mode()
+    def score(self, tokens: tuple[int, ...]) -> list[float]:
+        """Return the log-probability of each token but the first, at temperature 1.
+
+        Raises:
+            DataError: no tokens, or more than the context takes.
+        """
+        completion_budget("score", tokens, 1, self._request.max_model_len)
+        with self._refit_lock.held("score"):
+            ids = torch.tensor([tokens], device=self._device)
+            logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
+            table = torch.log_softmax(logits, dim=-1)
+            return [float(value) for value in table.gather(1, ids[0, 1:, None])[:, 0]]
+
+    def init_transfer(self, info: TransferInfo, first_reader: int) -> None:
+        """Join the refit's links.
 
         Raises:
             WeightSyncError: the tensors are not this model's; names the first that differs.
         """
         with self._refit_lock.held("init"):
-            self._check_manifest(info)
-            self._receiver.init(info)
-            self._info = info
+            self._receiver.init(info, first_reader)
 
-    def start_update(self, version: PolicyVersion) -> None:
+    def start_update(self, start: RefitStart) -> None:
         """Begin a refit.
 
         Raises:
@@ -106,25 +119,36 @@ class HfWorker:
         """
         with self._refit_lock.held("start"):
             if not self._batches.is_paused:
-                raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
-            self._receiver.start()
+                raise WeightSyncError(
+                    f"{self._replica} is not paused; weights of version {start.version} cannot be loaded"
+                )
+            self._receiver.start(start)
 
-    def update(self, bucket: int) -> None:
-        """Load one bucket."""
-        with self._refit_lock.held(f"update with bucket {bucket}"):
-            self._receiver.update(bucket)
+    def update(self) -> None:
+        """Receive all buckets into the model's own parameters."""
+        with self._refit_lock.held("update"):
+            self._receiver.update()
 
     def finish_update(self, version: PolicyVersion) -> Ack:
-        """Commit; the checksum is that of the model's own parameters where they have the wire's dtype."""
+        """Commit; digests are those of the model's own parameters where they have the wire's dtype."""
         with self._refit_lock.held("finish"):
             received = self._receiver.finish()
-            assert self._info is not None
-            specs = self._info.tensors
-            loaded = [self._parameters[spec.name] for spec in specs]
+            specs = self._receiver.manifest
+            loaded = [self._parameters[spec.name].detach() for spec in specs]
             same = all(tensor.dtype == torch_dtype(spec) for tensor, spec in zip(loaded, specs, strict=True))
-            checksum = checksum_of(loaded) if same else received.checksum
+            is_readable = same and self._device.type == "cpu"  # a device's own would have to be copied
+            digests = digests_of([tensor.contiguous() for tensor in loaded]) if is_readable else received.digests
             self._batches.set_version(version)
-            return Ack(self._replica, version, received.num_tensors, checksum)
+            return Ack(self._replica, version, received.num_tensors, (digests,), received.seconds)
+
+    def abort_update(self, reason: str) -> None:
+        """Give up a transfer; from any thread, beside a call that waits for it."""
+        self._receiver.abort(reason)
+
+    def signatures(self) -> dict[str, tuple[float, ...]]:
+        """Return `rl.weights.signature` of every parameter."""
+        with self._refit_lock.held("signatures"):
+            return {name: signature_of(name, tensor) for name, tensor in self._parameters.items()}
 
     def close(self) -> None:
         """End the sampling thread; idempotent."""
@@ -152,25 +176,6 @@ class HfWorker:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    @torch.no_grad()
-    def _load(self, tensors: list[tuple[str, torch.Tensor]]) -> None:
-        for name, tensor in tensors:
-            self._parameters[name].copy_(tensor)
-
-    def _check_manifest(self, info: TransferInfo) -> None:
-        sent: set[int] = set()
-        for spec in info.tensors:
-            parameter = self._parameters.get(spec.name)
-            if parameter is None or tuple(parameter.shape) != spec.shape:
-                own = "no such tensor" if parameter is None else f"shape {list(parameter.shape)}"
-                raise WeightSyncError(
-                    f"{self._replica} cannot take '{spec.name}' of shape {list(spec.shape)}: its model has {own}"
-                )
-            sent.add(id(parameter))
-        missing = [name for name, parameter in self._model.named_parameters() if id(parameter) not in sent]
-        if missing:
-            raise WeightSyncError(f"{self._replica}: the trainer does not send '{missing[0]}' ({len(missing)} in all)")
 
 
 def _load_model(request: GeneratorRequest) -> Any:

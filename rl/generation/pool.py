@@ -1,22 +1,24 @@
 """The driver's side of a generator whose replicas are the workers of one group.
 
 It chooses the replica of each request, bounds the requests that a replica has at once, and keeps the version that the
-replicas acknowledged; engines live in the workers. It neither restarts replicas nor retries requests.
+replicas acknowledged; engines live in the workers. A replica that is removed gets nothing any more. It neither restarts
+replicas nor retries requests.
 """
 
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rl.cluster.worker_group import WorkerGroup, WorkerRequest
+from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, PolicyVersion
 from rl.generation.completion import completion_budget
 from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
-from rl.weights.transport import Ack, ReceiverHandle, TransferInfo
+from rl.weights.transport import Ack, ReceiverHandle, RefitStart, TransferInfo
 
 _log = logging.getLogger(__name__)
 
@@ -45,20 +47,32 @@ class GenerationWorker(Protocol):
         """Generate again."""
         ...
 
-    def init_transfer(self, info: TransferInfo) -> None:
-        """Open the refit's transport."""
+    def score(self, tokens: tuple[int, ...]) -> list[float]:
+        """Return the log-probability of each token but the first, at temperature 1."""
         ...
 
-    def start_update(self, version: PolicyVersion) -> None:
+    def init_transfer(self, info: TransferInfo, first_reader: int) -> None:
+        """Join the refit's links."""
+        ...
+
+    def start_update(self, start: RefitStart) -> None:
         """Begin a refit."""
         ...
 
-    def update(self, bucket: int) -> None:
-        """Load one bucket."""
+    def update(self) -> None:
+        """Receive and load all buckets."""
         ...
 
     def finish_update(self, version: PolicyVersion) -> Ack:
         """Commit the refit."""
+        ...
+
+    def abort_update(self, reason: str) -> None:
+        """Give up a transfer that another call waits for."""
+        ...
+
+    def signatures(self) -> Mapping[str, Sequence[float]]:
+        """Return the signature of every tensor as the engine computes with it."""
         ...
 
     def close(self) -> None:
@@ -67,6 +81,8 @@ class GenerationWorker(Protocol):
 
 
 W = TypeVar("W", bound=GenerationWorker)
+R = TypeVar("R")
+P = ParamSpec("P")
 
 
 def replicas_of(request: GeneratorRequest, num_replicas: int, max_in_flight: int, longest_s: float) -> WorkerRequest:
@@ -96,19 +112,28 @@ class PooledGenerator(Generic[W]):
         worker_class: Their class.
         request: What the replicas were built with.
         max_in_flight: Requests that one replica has at once; further ones wait here, where no deadline runs yet.
+        readers_per_replica: Processes of one engine that receive in a refit.
     """
 
     def __init__(
-        self, group: WorkerGroup[W], worker_class: type[W], request: GeneratorRequest, max_in_flight: int
+        self,
+        group: WorkerGroup[W],
+        worker_class: type[W],
+        request: GeneratorRequest,
+        max_in_flight: int,
+        readers_per_replica: int = 1,
     ) -> None:
         self._group = group
         self._worker = worker_class
+        self._readers_per_replica = readers_per_replica
+        self._replicas = list(range(group.world_size))
         self._max_model_len = request.max_model_len
         self._places = [asyncio.Semaphore(max_in_flight) for _ in range(group.world_size)]
         self._in_flight = [0] * group.world_size
         loaded = NO_VERSION if request.loaded_version is None else request.loaded_version
         self._versions = [loaded] * group.world_size
-        self._aborts: set[asyncio.Task[None]] = set()
+        self._gone = [asyncio.Event() for _ in range(group.world_size)]
+        self._late: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @property
@@ -118,9 +143,15 @@ class PooledGenerator(Generic[W]):
         Raises:
             WeightSyncError: the replicas hold different versions: a refit failed half-way.
         """
-        if len(set(self._versions)) != 1:
-            raise WeightSyncError(f"replicas hold different versions {self._versions}; the last refit did not complete")
-        return self._versions[0]
+        versions = [self._versions[rank] for rank in self._replicas]
+        if len(set(versions)) != 1:
+            raise WeightSyncError(f"replicas hold different versions {versions}; the last refit did not complete")
+        return versions[0]
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas that are left."""
+        return len(self._replicas)
 
     async def generate(
         self, prompt_tokens: Sequence[int], params: SamplingParams, *, request_id: str, session: str
@@ -130,55 +161,101 @@ class PooledGenerator(Generic[W]):
         rank = self._choose(session)
         self._in_flight[rank] += 1
         try:
-            await self._places[rank].acquire()
-            return await self._sample(rank, tuple(prompt_tokens), params, request_id)
+            return await self._unless_gone(
+                rank, request_id, self._sample(rank, tuple(prompt_tokens), params, request_id)
+            )
         finally:
             self._in_flight[rank] -= 1
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop all replicas. See `Generator.pause`."""
-        await self._group.broadcast(self._worker.pause, mode)
+        await self._on_all(self._worker.pause, mode)
 
     async def resume(self) -> None:
         """Let all replicas generate again."""
-        await self._group.broadcast(self._worker.resume)
+        await self._on_all(self._worker.resume)
+
+    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
+        """Score a sequence on every replica. See `Generator.score`."""
+        return await self._on_all(self._worker.score, tuple(tokens))
 
     def weight_receivers(self) -> list[ReceiverHandle]:
-        """One handle per replica."""
+        """One handle per replica that is left."""
         return [
-            _Receiver(self._group, self._worker, rank, partial(self._versions.__setitem__, rank))
-            for rank in range(self._group.world_size)
+            _Receiver(
+                self._group,
+                self._worker,
+                rank,
+                self._readers_per_replica,
+                partial(self._versions.__setitem__, rank),
+            )
+            for rank in self._replicas
         ]
+
+    async def remove_replica(self, name: str, reason: str) -> None:
+        """Give up a replica; its requests fail, those that wait too, and its engine is ended where it still listens.
+
+        Raises:
+            InfraError: it is unknown, or the last one.
+        """
+        rank = next((rank for rank in self._replicas if replica_name(rank) == name), None)
+        if rank is None:
+            raise InfraError(f"{name} is none of {', '.join(map(replica_name, self._replicas))}")
+        if len(self._replicas) == 1:
+            raise InfraError(f"{name} is the last replica and cannot be given up: {reason}")
+        self._replicas.remove(rank)
+        _log.error("%s is given up: %s", name, reason)
+        self._gone[rank].set()
+        self._keep(asyncio.ensure_future(self._retire(rank)))
 
     async def close(self) -> None:
         """End the engines, then the workers; idempotent."""
         if self._closed:
             return
         self._closed = True
-        await asyncio.gather(*self._aborts, return_exceptions=True)
+        await asyncio.gather(*self._late, return_exceptions=True)
         try:
-            await self._group.broadcast(self._worker.close)
+            await self._on_all(self._worker.close)
         except InfraError as error:
             _log.warning("a generation worker was gone before it was closed: %s", error)
         finally:
             await self._group.close()
 
+    async def _on_all(self, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Call a method of every replica that is left; results in order."""
+        ranks = list(self._replicas)
+        return await gather_or_cancel([self._group.call(rank, method, *args, **kwargs) for rank in ranks])
+
     def _choose(self, session: str) -> int:
         """Fewest in flight; ties go to the session's own replica, whose prefix cache is warm."""
         replicas = len(self._in_flight)
         home = zlib.crc32(session.encode()) % replicas
-        return min(range(replicas), key=lambda rank: (self._in_flight[rank], (rank - home) % replicas))
+        return min(self._replicas, key=lambda rank: (self._in_flight[rank], (rank - home) % replicas))
+
+    async def _unless_gone(self, rank: int, request_id: str, work: Coroutine[Any, Any, Completion]) -> Completion:
+        """Await a request, but not longer than its replica is of the fleet: one that hangs answers to nobody."""
+        answer = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self._gone[rank].wait())
+        try:
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            raise InfraError(f"{replica_name(rank)} was given up with request {request_id} in flight; retry it")
+        finally:
+            gone.cancel()
+            if not answer.done():
+                answer.cancel()
+                await asyncio.wait({answer})
 
     async def _sample(
         self, rank: int, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str
     ) -> Completion:
         """Use a place of the replica; a cancelled request gives it back only when the worker has given it up too."""
+        await self._places[rank].acquire()
         try:
             completion = await self._group.call(rank, self._worker.generate, prompt_tokens, params, request_id)
         except asyncio.CancelledError:
-            task = asyncio.ensure_future(self._abort(rank, request_id))
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
+            self._keep(asyncio.ensure_future(self._abort(rank, request_id)))
             raise
         except BaseException:
             self._places[rank].release()
@@ -188,43 +265,83 @@ class PooledGenerator(Generic[W]):
 
     async def _abort(self, rank: int, request_id: str) -> None:
         try:
-            await self._group.call(rank, self._worker.abort, request_id)
+            if rank in self._replicas:
+                await self._group.call(rank, self._worker.abort, request_id)
         except InfraError as error:
             _log.warning("request %s could not be aborted: %s", request_id, error)
         finally:
             self._places[rank].release()
+
+    async def _retire(self, rank: int) -> None:
+        """End an engine that was given up, if it still listens; its process ends with the group at the latest."""
+        try:
+            async with asyncio.timeout(_MARGIN_S):
+                await self._group.call(rank, self._worker.close)
+        except (InfraError, TimeoutError) as error:
+            _log.warning("%s did not end by itself: %s", replica_name(rank), str(error) or "it was late")
+
+    def _keep(self, task: "asyncio.Task[None]") -> None:
+        self._late.add(task)
+        task.add_done_callback(self._late.discard)
 
 
 class _Receiver(Generic[W]):
     """One replica's end of a refit; `acknowledged` gets each version that the replica holds."""
 
     def __init__(
-        self, group: WorkerGroup[W], worker_class: type[W], rank: int, acknowledged: Callable[[PolicyVersion], None]
+        self,
+        group: WorkerGroup[W],
+        worker_class: type[W],
+        rank: int,
+        num_readers: int,
+        acknowledged: Callable[[PolicyVersion], None],
     ) -> None:
         self._group = group
         self._worker = worker_class
         self._rank = rank
+        self._num_readers = num_readers
         self._acknowledged = acknowledged
 
     @property
     def replica(self) -> str:
         """A name for messages."""
-        return f"generation[{self._rank}]"
+        return replica_name(self._rank)
 
-    async def init(self, info: TransferInfo) -> None:
-        """Open the transport."""
-        await self._group.call(self._rank, self._worker.init_transfer, info)
+    @property
+    def num_readers(self) -> int:
+        """Processes of the engine that receive."""
+        return self._num_readers
 
-    async def start(self, version: PolicyVersion) -> None:
+    async def init(self, info: TransferInfo, first_reader: int) -> None:
+        """Join the links."""
+        await self._group.call(self._rank, self._worker.init_transfer, info, first_reader)
+
+    async def start(self, start: RefitStart) -> None:
         """Begin a refit."""
-        await self._group.call(self._rank, self._worker.start_update, version)
+        await self._group.call(self._rank, self._worker.start_update, start)
 
-    async def update(self, bucket: int) -> None:
-        """Load one bucket."""
-        await self._group.call(self._rank, self._worker.update, bucket)
+    async def update(self) -> None:
+        """Receive and load all buckets."""
+        await self._group.call(self._rank, self._worker.update)
 
     async def finish(self, version: PolicyVersion) -> Ack:
         """Commit."""
         ack = await self._group.call(self._rank, self._worker.finish_update, version)
         self._acknowledged(ack.version)
         return ack
+
+    async def abort(self, reason: str) -> None:
+        """Give up what is under way; a worker serves it beside the call that waits for the transfer."""
+        try:
+            await self._group.call(self._rank, self._worker.abort_update, reason)
+        except InfraError as error:
+            _log.warning("%s could not be told to give up: %s", self.replica, error)
+
+    async def signatures(self) -> Mapping[str, Sequence[float]]:
+        """Return what the layers compute."""
+        return await self._group.call(self._rank, self._worker.signatures)
+
+
+def replica_name(rank: int) -> str:
+    """Return the name of a replica in messages."""
+    return f"generation[{rank}]"

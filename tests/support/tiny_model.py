@@ -31,18 +31,27 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, *, seed: int = 0, tie_embeddings: bool = True) -> Path:
+def make_tiny_model(
+    folder: Path,
+    *,
+    seed: int = 0,
+    tie_embeddings: bool = True,
+    num_heads: int = NUM_HEADS,
+    num_kv_heads: int = NUM_KV_HEADS,
+) -> Path:
     """Write the model, its tokenizer and its generation configuration into `folder` and return it.
 
     Args:
         folder: Created when missing; files in it are overwritten.
         seed: Seed of the weights; the caller's random state stays as it was.
         tie_embeddings: Whether the output layer is the embedding matrix.
+        num_heads: Attention heads; tensor-parallel engines need a multiple of their processes.
+        num_kv_heads: Heads of keys and values.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(_config(tie_embeddings)).to(torch.float32).eval()
+        model = LlamaForCausalLM(_config(tie_embeddings, num_heads, num_kv_heads)).to(torch.float32).eval()
     model.generation_config = GenerationConfig(
         eos_token_id=EOS_ID, pad_token_id=PAD_ID, do_sample=True, temperature=1.0, top_p=1.0, top_k=0
     )
@@ -69,14 +78,14 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _config(tie_embeddings: bool) -> LlamaConfig:
+def _config(tie_embeddings: bool, num_heads: int, num_kv_heads: int) -> LlamaConfig:
     return LlamaConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=HIDDEN_SIZE,
         intermediate_size=2 * HIDDEN_SIZE,
         num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=NUM_HEADS,
-        num_key_value_heads=NUM_KV_HEADS,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
         head_dim=HEAD_SIZE,
         max_position_embeddings=MAX_POSITIONS,
         # Wide enough that the logits of a random model differ by about 1, so that tests see real ratios.

@@ -19,5 +19,6 @@ async def build(
     engine = config.vllm_cfg
     longest_s = max(request.call_timeout_s, engine.start_timeout_s, engine.request_timeout_s)
     workers = replicas_of(request, config.num_replicas, engine.max_num_seqs, longest_s)
-    group = await cluster.start_workers(VllmWorker, workers, engine, request)
-    return PooledGenerator(group, VllmWorker, request, engine.max_num_seqs)
+    keeps_caches = not config.refit_cfg.recompute_kv_cache_after_weight_updates
+    group = await cluster.start_workers(VllmWorker, workers, engine, request, keeps_caches)
+    return PooledGenerator(group, VllmWorker, request, engine.max_num_seqs, config.ranks_per_replica)

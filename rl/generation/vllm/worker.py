@@ -12,6 +12,7 @@ import gc
 import logging
 import os
 import re
+import secrets
 import sys
 import tempfile
 import threading
@@ -27,12 +28,16 @@ from rl.generation.completion import completion_budget, make_completion
 from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
 from rl.generation.refit_lock import RefitLock
 from rl.generation.vllm.config import VllmEngineConfig
-from rl.weights.transport import Ack, TransferInfo
+from rl.generation.vllm.refit import EngineRefit
+from rl.generation.vllm.wire import BACKEND
+from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 T = TypeVar("T")
 
 _PAUSE_MODES: Mapping[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}
-_RECEIVER_MODULE = "rl.generation.vllm.receiver"
+_EXTENSION = "rl.generation.vllm.extension.RefitExtension"
+# A phase of a refit outlives its deadline in the engine's processes, so that their own error arrives.
+_MARGIN_S = 10.0
 _LOG_LINES = 30
 _SHUTDOWN_S = 15.0
 _ERROR_LINE = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
@@ -41,26 +46,40 @@ _ERROR_LINE = re.compile(r"(?:^|\] )((?:\w+\.)*\w*(?:Error|Exception): .+)$")
 class VllmWorker:
     """Owns one engine. See `rl.generation.pool.GenerationWorker` for what its methods promise.
 
+    Args:
+        context: The worker's place.
+        config: Engine arguments.
+        request: Derived settings.
+        keeps_caches: Whether requests that a refit froze go on with keys and values of the old weights.
+
     Raises:
         ConfigError: vLLM refuses the engine arguments.
         InfraError: the engine did not start; carries its own last lines.
     """
 
-    def __init__(self, context: WorkerContext, config: VllmEngineConfig, request: GeneratorRequest) -> None:
+    def __init__(
+        self, context: WorkerContext, config: VllmEngineConfig, request: GeneratorRequest, keeps_caches: bool = False
+    ) -> None:
         self._replica = f"{context.name}[{context.rank}]"
         self._config = config
         self._request = request
+        self._keeps_caches = keeps_caches
+        self._salt = "loaded"
         self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._log_path = engine_log_path(context)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=f"{self._replica}-engine", daemon=True)
         self._thread.start()
         self._engine: Any = None
+        self._update_s = request.call_timeout_s
         try:
             self._engine = self._start(context)
         except BaseException:
             self._stop_loop()
             raise
+        self._refit = EngineRefit(
+            self._engine, self._replica, config.tensor_parallel_size, clears_caches=not keeps_caches
+        )
 
     def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
         """Sample one completion; waits while the engine is paused.
@@ -74,53 +93,61 @@ class VllmWorker:
         work = self._complete(prompt_tokens, sampling_arguments(params, budget), request_id)
         return self._call(work, self._config.request_timeout_s, f"request {request_id}")
 
+    def score(self, tokens: tuple[int, ...]) -> list[float]:
+        """Return the log-probability of each token but the first, at temperature 1; the engine must not be paused.
+
+        Raises:
+            InfraError: the engine died, or the deadline passed.
+            DataError: too few tokens, or too many for the context.
+        """
+        completion_budget("score", tokens, 1, self._request.max_model_len)
+        name = f"score-{secrets.token_hex(6)}"
+        return self._call(self._score(tokens, name), self._config.request_timeout_s, f"request {name}")
+
     def abort(self, request_id: str) -> None:
         """Give up a request; an unknown one is ignored."""
         self._call(self._engine.abort(request_id), self._request.call_timeout_s, f"abort of {request_id}")
 
     def pause(self, mode: PauseMode) -> None:
         """Stop generating and forget cached prefixes. `keep` freezes requests; they go on after `resume`."""
-        work = self._engine.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=True)
+        clears = not (self._keeps_caches and mode == "keep")
+        work = self._engine.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=clears)
         self._call(work, self._request.call_timeout_s, f"pause ({mode})")
 
     def resume(self) -> None:
         """Generate again."""
         self._call(self._engine.resume_generation(), self._request.call_timeout_s, "resume")
 
-    def init_transfer(self, info: TransferInfo) -> None:
-        """Open the transport in every process of the engine."""
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+    def init_transfer(self, info: TransferInfo, first_reader: int) -> None:
+        """Join the links in every process of the engine."""
+        self._run_phase("init", info.timeout_s, self._refit.init, info, first_reader)
 
-        arguments = {
-            "channel": info.channel,
-            "tensors": [[spec.name, spec.dtype, list(spec.shape)] for spec in info.tensors],
-            "bucket_bytes": info.bucket_bytes,
-            "num_slots": info.num_slots,
-            "plan_digest": info.plan_digest,
-        }
-        self._refit("init", self._engine.init_weight_transfer_engine, WeightTransferInitRequest(init_info=arguments))
-
-    def start_update(self, version: PolicyVersion) -> None:
+    def start_update(self, start: RefitStart) -> None:
         """Begin a refit; one that was given up before is forgotten.
 
         Raises:
             WeightSyncError: the engine is not paused.
         """
-        if not self._call(self._engine.is_paused(), self._request.call_timeout_s, "is_paused"):
-            raise WeightSyncError(f"{self._replica} is not paused; weights of version {version} cannot be loaded")
-        self._refit("start", self._engine.collective_rpc, "tandem_end_session")
-        self._refit("start", self._engine.start_weight_update)
+        self._update_s = start.timeout_s
+        self._run_phase("start", start.timeout_s, self._refit.start, start)
 
-    def update(self, bucket: int) -> None:
-        """Load one bucket."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        request = WeightTransferUpdateRequest(update_info={"bucket": bucket})
-        self._refit(f"update with bucket {bucket}", self._engine.update_weights, request)
+    def update(self) -> None:
+        """Receive and load all buckets."""
+        self._run_phase("update", self._update_s, self._refit.update)
 
     def finish_update(self, version: PolicyVersion) -> Ack:
         """Finalise the layers, set the engine's version, drop its caches; return what every process of it loaded."""
-        return self._refit("finish", self._finish, version)
+        ack = self._run_phase("finish", self._request.call_timeout_s, self._refit.finish, version)
+        self._salt = str(ack.version)
+        return ack
+
+    def abort_update(self, reason: str) -> None:
+        """Let the engine's processes give up a transfer; from any thread, beside a call that waits for it."""
+        self._refit.abort(reason)
+
+    def signatures(self) -> dict[str, tuple[float, ...]]:
+        """Return `rl.weights.signature` of every tensor as the layers compute with it."""
+        return self._run_phase("signatures", self._request.call_timeout_s, self._refit.signatures)
 
     def close(self) -> None:
         """End the engine's processes; idempotent."""
@@ -172,13 +199,17 @@ class VllmWorker:
         )
 
     async def _complete(self, prompt_tokens: tuple[int, ...], arguments: dict[str, Any], request_id: str) -> Completion:
+        return completion_of(request_id, (await self._answer(prompt_tokens, arguments, request_id)).outputs[0])
+
+    async def _answer(self, prompt_tokens: tuple[int, ...], arguments: dict[str, Any], request_id: str) -> Any:
         from vllm import SamplingParams as EngineParams
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         final = None
         try:
-            prompt = tokens_input(list(prompt_tokens))
+            # Blocks of other weights have another salt: they can never be taken for a prefix of this prompt.
+            prompt = tokens_input(list(prompt_tokens), cache_salt=self._salt)
             async for output in self._engine.generate(prompt, EngineParams(**arguments), request_id):
                 final = output
         except (EngineDeadError, EngineGenerateError) as error:
@@ -187,29 +218,24 @@ class VllmWorker:
             ) from error
         if final is None:
             raise InfraError(f"{self._replica} gave no answer to request {request_id}; retry it")
-        return completion_of(request_id, final.outputs[0])
+        return final
 
-    async def _finish(self, version: PolicyVersion) -> Ack:
-        await self._engine.finish_weight_update(weight_version=str(version))
-        received = await self._engine.collective_rpc("tandem_received")
-        await self._engine.reset_prefix_cache()
-        reported = await self._engine.get_weight_version()
-        distinct = {tuple(entry) for entry in received}
-        if len(distinct) != 1:
-            raise WeightSyncError(f"the processes of {self._replica} loaded different bytes: {sorted(distinct)}")
-        num_tensors, _, checksum = distinct.pop()
-        return Ack(self._replica, int(reported), num_tensors, checksum)
+    async def _score(self, tokens: tuple[int, ...], request_id: str) -> list[float]:
+        arguments = {"temperature": 1.0, "max_tokens": 1, "prompt_logprobs": 0, "output_kind": _final_only()}
+        output = await self._answer(tokens, arguments, request_id)
+        tables = (output.prompt_logprobs or [])[1:]
+        if len(tables) != len(tokens) - 1:
+            raise InfraError(
+                f"{self._replica} scored {len(tables)} of {len(tokens) - 1} tokens of request {request_id}"
+            )
+        return [float(table[token].logprob) for table, token in zip(tables, tokens[1:], strict=True)]
 
-    def _refit(self, phase: str, begin: Callable[..., Coroutine[Any, Any, T]], *arguments: object) -> T:
+    def _run_phase(
+        self, phase: str, seconds: float, begin: Callable[..., Coroutine[Any, Any, T]], *arguments: object
+    ) -> T:
         """Run one phase of a refit; one at a time."""
-        try:
-            with self._refit_lock.held(phase):
-                return self._call(begin(*arguments), self._request.call_timeout_s, phase)
-        except (InfraError, WeightSyncError):
-            raise
-        except Exception as error:
-            # vLLM hands a worker's exception over as text inside its own.
-            raise WeightSyncError(f"{self._replica} failed at {phase}: {error}") from error
+        with self._refit_lock.held(phase):
+            return self._call(begin(*arguments), seconds + _MARGIN_S, phase)
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -310,8 +336,8 @@ def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: 
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "disable_log_stats": True,
-        "weight_transfer_config": {"backend": "tandem"},
-        "worker_extension_cls": f"{_RECEIVER_MODULE}.RefitExtension",
+        "weight_transfer_config": {"backend": BACKEND},
+        "worker_extension_cls": _EXTENSION,
         **memory,
         **config.vllm_kwargs,
     }

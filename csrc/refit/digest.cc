@@ -49,6 +49,15 @@ TANDEM_MULTIARCH uint64_t SumBlocksPlain(const unsigned char* data, int64_t coun
 }
 
 #ifdef TANDEM_HAS_AVX512
+// Modulo 2^64; _mm512_reduce_add_epi64 adds signed numbers.
+TANDEM_AVX512 inline uint64_t SumLanes(__m512i lanes) {
+  const __m256i four =
+      _mm256_add_epi64(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64(lanes, 1));
+  const __m128i two =
+      _mm_add_epi64(_mm256_castsi256_si128(four), _mm256_extracti128_si256(four, 1));
+  return static_cast<uint64_t>(_mm_cvtsi128_si64(_mm_add_epi64(two, _mm_unpackhi_epi64(two, two))));
+}
+
 // Two chains of sums, so that an addition need not wait for the one before it.
 TANDEM_AVX512 uint64_t SumBlocksAvx512(const unsigned char* data, int64_t count, int64_t first) {
   constexpr int kVectors = kDigestBlock / 64;
@@ -64,8 +73,8 @@ TANDEM_AVX512 uint64_t SumBlocksAvx512(const unsigned char* data, int64_t count,
       h[i % 2] = _mm512_add_epi64(h[i % 2], product);
       s[i % 2] = _mm512_add_epi64(s[i % 2], words);
     }
-    const auto h_sum = static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(h[0], h[1])));
-    const auto s_sum = static_cast<uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(s[0], s[1])));
+    const uint64_t h_sum = SumLanes(_mm512_add_epi64(h[0], h[1]));
+    const uint64_t s_sum = SumLanes(_mm512_add_epi64(s[0], s[1]));
     sum += DigestOfBlock(h_sum, s_sum, first + b, kDigestBlock);
   }
   return sum;

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from rl.core.errors import WeightSyncError
 from rl.weights.faults import TransferError
+from rl.weights.layout import SlicedSource
 from rl.weights.links import link_options, memory_of, own_address
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
@@ -50,8 +51,9 @@ class TrainerRank:
 
 @dataclass(frozen=True)
 class _Link:
-    """What `open` made: the plan, and a native end where this rank is a root."""
+    """What `open` made: what travels, the plan, and a native end where this rank is a root."""
 
+    source: WeightSource
     plan: Plan
     request: OpenRequest
     native: NativeSender | None
@@ -88,7 +90,7 @@ class WeightSender:
         num_roots = request.num_roots or (world_size if self._source.is_sharded else 1)
         if num_roots > world_size:
             raise WeightSyncError(f"{num_roots} trainer ranks shall send, there are {world_size}")
-        plan = Plan.build(self._source.manifest(), request.bucket_bytes, num_roots)
+        plan = Plan.build(self._source_of(request).manifest(), request.bucket_bytes, num_roots)
         return plan.blob, plan.digest
 
     def open(self, blob: bytes, digest: str, request: OpenRequest) -> str:
@@ -103,10 +105,11 @@ class WeightSender:
         self.close()
         with self._alone("open", request.timeout_s):
             plan = Plan.parse(blob, digest)
-            check_agreed(plan.tensors, self._source.manifest())
+            source = self._source_of(request)
+            check_agreed(plan.tensors, source.manifest())
             native = self._native(plan, request) if self._place.rank < plan.num_roots else None
             with self._guard:
-                self._link, self._given_up = _Link(plan, request, native), ""
+                self._link, self._given_up = _Link(source, plan, request, native), ""
         return "" if native is None else native.address
 
     def join(self) -> None:
@@ -143,7 +146,7 @@ class WeightSender:
                     link.native.abort(f"{self._place.name}: {error}")
                 raise
             finally:
-                self._source.end()
+                link.source.end()
 
     def abort(self, reason: str) -> None:
         """Give up what is under way and tell the readers; from any thread, idempotent."""
@@ -174,7 +177,7 @@ class WeightSender:
             link.native.close()
 
     def _send(self, link: _Link, start: RefitStart) -> SendReport:
-        transfer = _Transfer(self._source, link, self._place, lambda: self._given_up)
+        transfer = _Transfer(link, self._place, lambda: self._given_up)
         begin = time.perf_counter()
         transfer.run(start)
         specs = link.plan.tensors
@@ -184,6 +187,9 @@ class WeightSender:
         finished = link.native.finish()
         own = specs[self._place.rank :: link.plan.num_roots]
         return SendReport(finished.digests, sum(num_bytes(spec) for spec in own), finished.seconds | seconds)
+
+    def _source_of(self, request: OpenRequest) -> WeightSource:
+        return SlicedSource(self._source, request.layout) if request.layout else self._source
 
     def _native(self, plan: Plan, request: OpenRequest) -> NativeSender:
         device, rank = self._place.device, self._place.rank
@@ -217,8 +223,8 @@ class _Transfer:
     At most two buckets of whole tensors exist on a rank, and a tensor that is larger than a bucket.
     """
 
-    def __init__(self, source: WeightSource, link: _Link, place: TrainerRank, given_up: Callable[[], str]) -> None:
-        self._source = source
+    def __init__(self, link: _Link, place: TrainerRank, given_up: Callable[[], str]) -> None:
+        self._source = link.source
         self._plan = link.plan
         self._native = link.native
         self._rank = place.rank
@@ -285,7 +291,7 @@ class _Transfer:
         own = [number for number in step if self._plan.buckets[number].root == self._rank and self._native is not None]
         for number in step:
             indices = [piece.tensor for piece in self._plan.buckets[number].pieces if piece.tensor_offset == 0]
-            tensors = self._source.tensors(indices) if indices else []
+            tensors = self._source.tensors(indices, self._plan.buckets[number].root) if indices else []
             if number in own:
                 self._held |= zip(indices, map(self._packable, indices, tensors), strict=True)
         self.gather_s += time.perf_counter() - begin

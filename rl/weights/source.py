@@ -51,10 +51,14 @@ class WeightSource(Protocol):
         """
         ...
 
-    def tensors(self, indices: Sequence[int]) -> list[Tensor]:
+    def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
         """Return these tensors of the manifest whole and contiguous; a collective where the source is sharded.
 
         A floating-point tensor may have another floating-point dtype than on the wire; whoever packs casts.
+
+        Args:
+            indices: Into the manifest.
+            root: The only rank that needs them, others may return an empty list; None = all need them.
 
         Raises:
             WeightSyncError: a rank is gone, or did not answer in time.
@@ -70,7 +74,7 @@ class LocalSource:
     """Tensors of this process, whole.
 
     Args:
-        named_tensors: Called at every refit; tied weights once, under the name of the checkpoint.
+        named_tensors: Called at every refit; a tied weight travels once, under its first name.
         dtype: Of floating-point tensors on the wire; None = each its own.
     """
 
@@ -92,12 +96,12 @@ class LocalSource:
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors in wire order."""
-        self._agreed = manifest_of(self._named_tensors(), self._dtype)
+        self._agreed = manifest_of(without_ties(self._named_tensors()), self._dtype)
         return self._agreed
 
     def begin(self, timeout_s: float) -> None:
         """Take the tensors as they are now; see `WeightSource.begin`."""
-        tensors = self._named_tensors()
+        tensors = without_ties(self._named_tensors())
         check_agreed(self._agreed, manifest_of(tensors, self._dtype))
         self._tensors = [tensor.detach() for tensor in tensors.values()]
 
@@ -105,13 +109,22 @@ class LocalSource:
         """Return what this rank says."""
         return is_well
 
-    def tensors(self, indices: Sequence[int]) -> list[Tensor]:
+    def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
         """Return tensors as they lie; one that is not contiguous is copied."""
         return [self._tensors[index].contiguous() for index in indices]
 
     def end(self) -> None:
         """Forget the tensors."""
         self._tensors = []
+
+
+def without_ties(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the mapping without later names of the same memory."""
+    found: dict[object, str] = {}
+    for name, tensor in named.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride()) if tensor.numel() else name
+        found.setdefault(place, name)
+    return {name: named[name] for name in found.values()}
 
 
 def check_agreed(agreed: Sequence[TensorSpec] | None, actual: Sequence[TensorSpec]) -> None:

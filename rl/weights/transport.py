@@ -24,6 +24,15 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
+class StoredTensor:
+    """What a receiver stores of a tensor: the box that begins at `start` and has `shape`, both by axis."""
+
+    name: str
+    start: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class LinkSettings:
     """What both ends of a link must know beside the plan; a transport ignores what is not its own.
 
@@ -57,6 +66,8 @@ class OpenRequest:
         timeout_s: Deadline of `join`.
         num_roots: Trainer ranks that send; 0 = all where the weights are sharded over them, else one.
         link: What the transport needs beside.
+        layout: What all readers of these links store; empty = whole tensors. Readers that store other parts have links
+            of their own.
     """
 
     transport: TransportName
@@ -67,6 +78,7 @@ class OpenRequest:
     timeout_s: float
     num_roots: int = 0
     link: LinkSettings = LinkSettings()
+    layout: tuple[StoredTensor, ...] = ()
 
 
 @dataclass(frozen=True)

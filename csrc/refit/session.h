@@ -35,7 +35,7 @@ struct SlotHeader {
   uint64_t version = 0;
   int64_t bucket = 0;
   int64_t bytes = 0;    // of the payload
-  uint64_t digest = 0;  // CombineDigests of the pieces; 0 with digests off
+  uint64_t digest = 0;  // of the row of the pieces' digests; 0 with digests off
   uint32_t has_digest = 0;
   uint32_t root = 0;
 };

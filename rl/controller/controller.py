@@ -21,6 +21,7 @@ from rl.controller.checkpoint import Checkpoint, Checkpointer, JsonPart, Saveabl
 from rl.controller.checkpoint_config import CheckpointingConfig
 from rl.controller.phases import CHECKPOINTING, GENERATION, TRAINING, VALIDATION, WEIGHT_SYNC, Phases
 from rl.controller.pump import RolloutPump
+from rl.controller.refit_check import RefitCheck
 from rl.controller.reporter import Reporter
 from rl.controller.step import StepReport, TrainStep
 from rl.controller.step_metrics import prefixed
@@ -47,6 +48,7 @@ class ControllerParts:
     Attributes:
         policy: The trained model, as checkpointed.
         weight_sync: For the first publication; the step does the others.
+        refit_check: For the same.
         prompts: The training prompts, whose position is checkpointed.
         buffer: Joins pump and step.
         manager: Makes the groups.
@@ -64,6 +66,7 @@ class ControllerParts:
 
     policy: Policy
     weight_sync: WeightSync
+    refit_check: RefitCheck
     prompts: PromptSource
     buffer: ReplayBuffer
     manager: RolloutManager
@@ -144,7 +147,7 @@ class Controller:
         parts = self._parts
         parts.buffer.limit_steps(self._grpo.max_num_steps - 1)
         with parts.phases.span(WEIGHT_SYNC):
-            await parts.weight_sync.publish(parts.policy.version)
+            await parts.refit_check(await parts.weight_sync.publish(parts.policy.version))
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [

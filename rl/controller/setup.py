@@ -25,6 +25,7 @@ from rl.controller.disk import check_disk
 from rl.controller.engine_setup import LoadedModel, generator_request, load_model, start_generator
 from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
+from rl.controller.refit_check import CheckParts, CheckSettings, RefitCheck, probe_tokens
 from rl.controller.reporter import Reporter
 from rl.controller.residency import Dedicated
 from rl.controller.rollout_factory import RolloutFactory
@@ -87,6 +88,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     cluster = await build_workers(config, context, stack)
     policy, generator = await build_models(config, cluster, model, threads, context.reporter.note, stack)
     sync = await build_weight_sync(config, policy, generator, context, stack)
+    check = build_refit_check(config, CheckParts(policy, generator, sync), prompts, context)
     rollouts = RolloutFactory(config, generator, environments, model.tokenizer, context.clock)
     buffer = build_buffer(config)
     generating, training = Activity(context.clock), Activity(context.clock)
@@ -99,6 +101,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         algorithm=build_algorithm(config),
         models={"policy": policy},
         weight_sync=sync,
+        refit_check=check,
         generating=generating,
         training=training,
         logprob_gap_limit=config.policy.logprob_gap_limit,
@@ -106,6 +109,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     parts = ControllerParts(
         policy=policy,
         weight_sync=sync,
+        refit_check=check,
         prompts=prompts,
         buffer=buffer,
         manager=manager,
@@ -272,11 +276,28 @@ async def build_weight_sync(
     config: MasterConfig, policy: Policy, generator: Generator, context: RunContext, stack: AsyncExitStack
 ) -> WeightSync:
     """Join trainer and engines."""
-    refit = config.policy.generation.refit_cfg
+    refit, cluster = config.policy.generation.refit_cfg, config.cluster
+    transport = refit.transport_for(on_gpus=cluster.gpus_per_node > 0, num_hosts=cluster.num_nodes)
+    refit = refit.model_copy(update={"transport": transport})
     sync = WeightSync(policy.weight_sender(), generator, refit, context.resources.tag, context.clock)
     await sync.connect()
     stack.push_async_callback(sync.close)
     return sync
+
+
+def build_refit_check(
+    config: MasterConfig, parts: CheckParts, prompts: PromptSource, context: RunContext
+) -> RefitCheck:
+    """The probe: the first prompt of the run, scored by both sides."""
+    refit, precision = config.policy.generation.refit_cfg, config.policy.precision
+    (prompt,) = prompts.held_out(1).prompts
+    settings = CheckSettings(
+        tokens=probe_tokens(prompt.token_ids, config.policy.max_total_sequence_length),
+        every=refit.check_every_for(on_gpus=config.cluster.gpus_per_node > 0),
+        tolerance=refit.tolerance_for(precision),
+        precision=precision,
+    )
+    return RefitCheck(parts, settings, context.clock)
 
 
 def build_buffer(config: MasterConfig) -> ReplayBuffer:

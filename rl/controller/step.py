@@ -1,6 +1,6 @@
 """One training step, the same for synchronous and asynchronous runs, shared and dedicated devices.
 
-    collect -> shape rewards -> score -> filter -> advantages -> train -> publish -> advance
+    collect -> shape rewards -> score -> filter -> advantages -> train -> publish -> probe -> advance
 
 consumes: the groups of the step (`ReplayBuffer.take`)
 produces: a new version on every generator, and a StepReport
@@ -27,6 +27,7 @@ from rl.controller.phases import (
     WEIGHT_SYNC,
     Phases,
 )
+from rl.controller.refit_check import RefitCheck
 from rl.controller.residency import Residency
 from rl.controller.reward_metrics import batch_metrics, reward_metrics
 from rl.controller.rollout_metrics import rollout_metrics
@@ -37,7 +38,7 @@ from rl.core.errors import FatalError
 from rl.core.types import PolicyVersion, RolloutGroup, TrainedSequence
 from rl.rollout.buffer import ReplayBuffer
 from rl.trainer.policy import Policy, TrainResult
-from rl.weights.sync import SyncReport, WeightSync
+from rl.weights.sync import WeightSync
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class StepParts:
         algorithm: Rewards to advantages, and the losses.
         models: By the names under which the algorithm has losses; "policy" is the one that generates.
         weight_sync: Brings weights to the generators.
+        refit_check: Proves that they compute with them.
         generating: When rollouts are under way.
         training: When the models work.
         logprob_gap_limit: Difference between trainer and generator, in nats, that is no rounding.
@@ -83,6 +85,7 @@ class StepParts:
     algorithm: Algorithm
     models: Mapping[str, Policy]
     weight_sync: WeightSync
+    refit_check: RefitCheck
     generating: Activity
     training: Activity
     logprob_gap_limit: float
@@ -118,7 +121,9 @@ class TrainStep:
             async with parts.residency.refit():
                 with self._phases.span(WEIGHT_SYNC):
                     sync = await parts.weight_sync.publish(version)
-        metrics = self._metrics(groups, batch, results, sync) | prefixed("train", told)
+            with self._phases.span(WEIGHT_SYNC):
+                probe = await parts.refit_check(sync)
+        metrics = self._metrics(groups, batch, results, refit_metrics(sync) | probe) | prefixed("train", told)
         report = StepReport(step, version, groups, metrics, trained_by_rollout(groups, batch))
         await parts.buffer.advance(version)
         return report
@@ -190,7 +195,11 @@ class TrainStep:
         return version
 
     def _metrics(
-        self, groups: Sequence[RolloutGroup], batch: TrainBatch, results: Mapping[str, TrainResult], sync: SyncReport
+        self,
+        groups: Sequence[RolloutGroup],
+        batch: TrainBatch,
+        results: Mapping[str, TrainResult],
+        refit: Mapping[str, float],
     ) -> dict[str, float]:
         version = self._parts.buffer.version
         # A validation between two steps is no part of either; it reports its own time.
@@ -211,5 +220,5 @@ class TrainStep:
             prefixed("train", train)
             | prefixed("timing/train", seconds)
             | prefixed("performance", performance)
-            | prefixed("refit", refit_metrics(sync))
+            | prefixed("refit", refit)
         )

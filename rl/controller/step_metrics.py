@@ -10,7 +10,9 @@ import torch
 
 from rl.core.batch import TrainBatch
 from rl.core.types import Rollout, RolloutGroup, TrainedSequence
-from rl.weights.sync import SyncReport
+from rl.weights.report import SyncReport
+
+_REFIT_PARTS = ("pause", "transfer", "commit", "gather", "copy", "digest", "wire", "load")
 
 
 def trained_by_rollout(groups: Sequence[RolloutGroup], batch: TrainBatch) -> dict[str, tuple[TrainedSequence, ...]]:
@@ -40,13 +42,17 @@ def _advantages(batch: TrainBatch, start: int, end: int) -> float | tuple[float,
 
 
 def refit_metrics(report: SyncReport) -> dict[str, float]:
-    """How the weights moved."""
-    return {
+    """How the weights moved, and what it took; a part that no end reports is 0."""
+    seconds = {f"{part}_s": report.parts.get(part, 0.0) for part in _REFIT_PARTS}
+    return seconds | {
         "version": float(report.version),
         "seconds": report.seconds,
         "mib": report.bytes / 2**20,
         "tensors": float(report.tensors),
+        "changed_tensors": float(report.changed),
         "replicas": float(report.replicas),
+        "attempts": float(report.attempts),
+        "digest_share": seconds["digest_s"] / report.seconds if report.seconds else 0.0,
     }
 
 

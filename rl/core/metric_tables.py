@@ -235,10 +235,29 @@ _PERFORMANCE: tuple[Row, ...] = (
 
 _REFIT: tuple[Row, ...] = (
     ("version", "versions", LAST, "Version that every generator holds."),
-    ("seconds", "s", LAST, "Duration of the refit."),
+    ("seconds", "s", LAST, "Duration of the refit, from the pause to the resumed generators."),
+    ("pause_s", "s", LAST, "Stopping the generators."),
+    ("transfer_s", "s", LAST, "From the first call to the last byte loaded; the ends work side by side in it."),
+    ("commit_s", "s", LAST, "Finishing layers, reading back, comparing digests, resuming."),
+    ("gather_s", "s", LAST, "Collecting shards or adapters at the trainer; the slowest root."),
+    ("copy_s", "s", LAST, "Copying in and out of buckets; the slowest end."),
+    ("digest_s", "s", LAST, "Digests; the slowest end."),
+    ("wire_s", "s", LAST, "Waiting for a bucket or for room for one; the slowest end."),
+    ("load_s", "s", LAST, "Handing tensors to the engine; the slowest reader."),
+    ("digest_share", "1", LAST, "Digests by the duration of the refit."),
     ("mib", "MiB", LAST, "Weights that moved."),
     ("tensors", "tensors", LAST, "Tensors that moved."),
-    ("replicas", "replicas", LAST, "Generators that got them."),
+    ("changed_tensors", "tensors", LAST, "Those whose bytes are others than in the refit before."),
+    ("replicas", "replicas", LAST, "Generators that got them, and servers."),
+    ("attempts", "attempts", LAST, "1, and 1 for every failed attempt."),
+    (
+        "probe_gap",
+        "nats",
+        LAST,
+        "Mean |trainer - generator| over the probe's tokens; the worst replica.",
+        "a probe was due",
+    ),
+    ("probe_s", "s", LAST, "Duration of the probe.", "a probe was due"),
 )
 
 _VALIDATION: tuple[Row, ...] = (

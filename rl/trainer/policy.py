@@ -66,6 +66,10 @@ class Policy(Protocol):
         """Return log-probabilities of the sampled tokens, [T] float32; 0 off the mask."""
         ...
 
+    async def logprobs_at(self, batch: TrainBatch, temperature: float) -> Tensor:
+        """Return what `logprobs` would be at another sampling temperature."""
+        ...
+
     async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """Return the same under the frozen initial weights."""
         ...
@@ -187,6 +191,10 @@ class WorkerPolicy:
     async def logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""
         return await self._score(batch, PolicyWorker.logprobs)
+
+    async def logprobs_at(self, batch: TrainBatch, temperature: float) -> Tensor:
+        """Return [T] float32."""
+        return await self._score(batch, PolicyWorker.logprobs_at, temperature)
 
     async def reference_logprobs(self, batch: TrainBatch) -> Tensor:
         """Return [T] float32."""

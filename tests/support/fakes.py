@@ -13,14 +13,14 @@ from rl.controller.step import StepReport
 from rl.controller.validation import ValidationReport
 from rl.core.batch import TrainBatch
 from rl.core.clock import Clock
-from rl.core.errors import WeightSyncError
+from rl.core.errors import FatalError, WeightSyncError
 from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStatus, VersionSpan
 from rl.data.conversation import Conversations
 from rl.data.prompts import Skipped
 from rl.environments.base import Episode, StepResult
 from rl.generation.generator import PauseMode, SamplingParams
 from rl.trainer.policy import TrainResult
-from rl.weights.sync import SyncReport
+from rl.weights.report import SyncReport
 
 
 def make_prompt(index: int, environment: str = "echo", tokens: int = 3) -> Prompt:
@@ -216,6 +216,9 @@ class FakePolicy:
         self.scored.append("policy")
         return torch.zeros(batch.num_tokens)
 
+    async def logprobs_at(self, batch: TrainBatch, temperature: float) -> torch.Tensor:
+        return torch.zeros(batch.num_tokens)
+
     async def explain_gap(self, batch: TrainBatch) -> str:
         return "the fake says nothing"
 
@@ -254,7 +257,21 @@ class FakeWeightSync:
         self._generator.version = version
         self.published.append(version)
         await self._generator.resume()
-        return SyncReport(version, 0.5, 2**20, 3, "ab", 1)
+        return SyncReport(version, 0.5, 2**20, 3, 1, 3, 1, {"transfer": 0.25, "digest": 0.05})
+
+
+class FakeRefitCheck:
+    """Sees every report, and fails as told."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.fail_at: int | None = None
+
+    async def __call__(self, report: SyncReport) -> dict[str, float]:
+        self.seen.append(report.version)
+        if report.version == self.fail_at:
+            raise FatalError(f"the probe of version {report.version} failed")
+        return {"probe_gap": 0.0, "probe_s": 0.125}
 
 
 class FakeAlgorithm:

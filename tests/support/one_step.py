@@ -23,7 +23,7 @@ from rl.core.types import Completion, FinishReason, Rollout, RolloutGroup, Turn,
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.sampler import InOrder
 from rl.trainer.policy import PolicyRequest, start_policy
-from tests.support.fakes import FakeGenerator, FakeWeightSync
+from tests.support.fakes import FakeGenerator, FakeRefitCheck, FakeWeightSync
 from tests.support.rollouts import make_group
 
 COMPONENTS = ("correctness", "integer", "format")
@@ -68,7 +68,16 @@ async def _step_of(config: MasterConfig, models: dict[str, Any]) -> TrainStep:
         await buffer.put(await buffer.reserve(), group)
     sync = cast(Any, FakeWeightSync(FakeGenerator(clock, latency=lambda _: 0.0)))
     parts = StepParts(
-        buffer, len(groups), Dedicated(), build_algorithm(config), models, sync, Activity(clock), Activity(clock), 0.01
+        buffer,
+        len(groups),
+        Dedicated(),
+        build_algorithm(config),
+        models,
+        sync,
+        cast(Any, FakeRefitCheck()),
+        Activity(clock),
+        Activity(clock),
+        0.01,
     )
     return TrainStep(parts, Phases(clock, lambda _: None), StopSignal())
 

@@ -1,7 +1,7 @@
 """Both ends of a refit in this process, without a library: weights are words, the wire is a list.
 
 They keep the contract of `rl.weights.transport` and check that others do: epochs grow, links are not used after a
-failure, no replica is loaded while it generates. Faults are switched on by the fields of `FakeReplica` and `FakeSender`.
+failure, no replica is loaded while it generates. Faults are switched on by fields of `FakeReplica` and `FakeSender`.
 """
 
 import asyncio

@@ -39,6 +39,7 @@ from tests.support.fakes import (
     FakeGenerator,
     FakePolicy,
     FakePromptSource,
+    FakeRefitCheck,
     FakeReporter,
     FakeWeightSync,
     make_prompt,
@@ -57,6 +58,7 @@ class World:
     generator: FakeGenerator
     policy: FakePolicy
     sync: FakeWeightSync
+    check: FakeRefitCheck
     source: FakePromptSource
     reporter: FakeReporter
     stop: StopSignal
@@ -95,15 +97,17 @@ def build(
     training = manager("train")
     generating, models = Activity(clock), {"policy": policy}
     pump = RolloutPump(buffer, source, training, 3, generating)
-    sync_ = cast(Any, sync)
+    check = FakeRefitCheck()
+    sync_, check_ = cast(Any, sync), cast(Any, check)
     step_parts = StepParts(
-        buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, generating, Activity(clock), 0.01
+        buffer, 2, Dedicated(), FakeAlgorithm(needs), models, sync_, check_, generating, Activity(clock), 0.01
     )
     checkpointing = CheckpointingConfig(save_period=2, metric_name=metric_name)
     checkpointer = Checkpointer(folder, checkpointing, "")
     parts = ControllerParts(
         policy=policy,
         weight_sync=sync_,
+        refit_check=check_,
         prompts=cast(Any, source),
         buffer=buffer,
         manager=training,
@@ -121,7 +125,7 @@ def build(
     config = GRPOConfig.model_validate({"max_num_steps": 4, "val_period": 0, **grpo})
     watchdog = StallWatchdogConfig(interval_s=10.0, stall_timeout_s=100.0)
     controller = Controller(parts, config, checkpointing, watchdog, clock)
-    return World(clock, controller, generator, policy, sync, source, reporter, stop, checkpointer)
+    return World(clock, controller, generator, policy, sync, check, source, reporter, stop, checkpointer)
 
 
 async def test_a_scorer_that_scores_nothing_ends_the_run_after_a_few_steps(tmp_path: Path) -> None:
@@ -290,6 +294,11 @@ async def test_the_first_cause_of_a_failure_is_what_the_run_raises(tmp_path: Pat
     with pytest.raises(WeightSyncError, match="version 2"):
         await refit.run()
     assert refit.controller.step == 1
+    probe = build(tmp_path / "d")
+    probe.check.fail_at = 1
+    with pytest.raises(FatalError, match="the probe of version 1 failed"):
+        await probe.run()
+    assert probe.controller.step == 0 and probe.check.seen == [0, 1], "the first weights are probed too"
     clock = FakeClock()
     broken = FakeGenerator(clock, failure=lambda _: FatalError("no engine left"))
     with pytest.raises(FatalError, match="no engine left"):

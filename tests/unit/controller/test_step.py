@@ -22,7 +22,7 @@ from rl.core.types import FinishReason, RolloutGroup
 from rl.rollout.buffer import ReplayBuffer
 from rl.rollout.sampler import InOrder
 from rl.trainer.policy import Policy
-from tests.support.fakes import FakeAlgorithm, FakeGenerator, FakePolicy, FakeWeightSync
+from tests.support.fakes import FakeAlgorithm, FakeGenerator, FakePolicy, FakeRefitCheck, FakeWeightSync
 from tests.support.policies import make_policy, make_request, make_settings, weights_of
 from tests.support.rollouts import make_completion, make_group, make_rollout
 from tests.support.tiny_model import make_tiny_model
@@ -54,7 +54,16 @@ async def run_steps(algorithm: Algorithm, policy: Policy, steps: list[list[Rollo
     buffer = ReplayBuffer(InOrder(0), len(steps[0]), len(steps[0]), 0)
     sync = cast(Any, FakeWeightSync(FakeGenerator(clock, latency=lambda _: 0.0)))
     parts = StepParts(
-        buffer, len(steps[0]), Dedicated(), algorithm, {"policy": policy}, sync, Activity(clock), Activity(clock), 0.01
+        buffer,
+        len(steps[0]),
+        Dedicated(),
+        algorithm,
+        {"policy": policy},
+        sync,
+        cast(Any, FakeRefitCheck()),
+        Activity(clock),
+        Activity(clock),
+        0.01,
     )
     step = TrainStep(parts, Phases(clock, lambda _: None), StopSignal())
     reports = []

@@ -1,0 +1,130 @@
+"""The probe: what passes, what fails, and what the failure names."""
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+import torch
+
+from rl.controller.refit_check import CheckParts, CheckSettings, RefitCheck, probe_tokens
+from rl.core.batch import TrainBatch
+from rl.core.clock import SystemClock
+from rl.core.errors import FatalError
+from rl.weights.report import SyncReport
+
+VOCABULARY = 50
+TOKENS = tuple((7 * index) % VOCABULARY for index in range(32))
+
+
+class Model:
+    """Logits that depend on the token before alone."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.table = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+
+    def score(self, tokens: Sequence[int], temperature: float = 1.0) -> list[float]:
+        logits = torch.log_softmax(self.table / temperature, dim=-1)
+        return [float(logits[before, token]) for before, token in zip(tokens, tokens[1:], strict=False)]
+
+
+class Trainer:
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self.num_scored = 0
+
+    async def logprobs_at(self, batch: TrainBatch, temperature: float) -> torch.Tensor:
+        self.num_scored += 1
+        assert batch.num_sequences == 1 and not bool(batch.loss_mask[0])
+        return torch.tensor([0.0, *self.model.score(batch.tokens.tolist(), temperature)])
+
+
+class Engines:
+    """A generator of engines that score as they are told."""
+
+    def __init__(self, scores: list[list[float]]) -> None:
+        self.scores = scores
+
+    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
+        assert tuple(tokens) == TOKENS
+        return self.scores
+
+    def weight_receivers(self) -> list[Any]:
+        class Handle:
+            def __init__(self, index: int) -> None:
+                self.replica = f"generation[{index}]"
+
+        return [Handle(index) for index in range(len(self.scores))]
+
+
+class Sync:
+    def __init__(self, cause: str | None = None) -> None:
+        self.cause = cause
+
+    async def explain(self, precision: str) -> str | None:
+        assert precision == "float32"
+        return self.cause
+
+
+def report(version: int, changed: int = 3) -> SyncReport:
+    return SyncReport(version, 0.5, 100, 3, 1, changed, 1, {})
+
+
+def check_of(scores: list[list[float]], every: int = 1, cause: str | None = None, seed: int = 0) -> RefitCheck:
+    parts: Any = CheckParts(cast(Any, Trainer(Model(seed))), cast(Any, Engines(scores)), cast(Any, Sync(cause)))
+    return RefitCheck(parts, CheckSettings(TOKENS, every, 1e-3, "float32"), SystemClock())
+
+
+async def test_engines_that_compute_the_same_pass_with_the_worst_gap() -> None:
+    right = Model().score(TOKENS)
+    metrics = await check_of([right, [value + 5e-4 for value in right]])(report(0))
+    assert metrics["probe_gap"] == pytest.approx(5e-4, rel=1e-3)
+    assert metrics["probe_s"] > 0
+
+
+async def test_a_probe_is_due_at_the_first_refit_and_at_every_nth() -> None:
+    check = check_of([Model().score(TOKENS)], every=3)
+    probed = [bool(await check(report(version))) for version in range(7)]
+    assert probed == [True, False, False, True, False, False, True]
+
+
+async def test_a_tensor_that_differs_is_named() -> None:
+    scores = [Model().score(TOKENS), Model(1).score(TOKENS)]
+    check = check_of(scores, cause="generation[1] computes with another tensor than the trainer: 'w' (layer 3)")
+    with pytest.raises(
+        FatalError, match=r"probe of version 4 failed: generation\[1\] and the trainer .*'w' \(layer 3\)"
+    ):
+        await check(report(4))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 2.0])
+async def test_another_temperature_is_named_where_the_weights_agree(temperature: float) -> None:
+    check = check_of([Model().score(TOKENS, temperature)])
+    with pytest.raises(FatalError, match=rf"agree, but the engine's temperature is {temperature} where it should be 1"):
+        await check(report(1))
+
+
+async def test_a_value_that_belongs_to_the_token_before_is_named() -> None:
+    right = Model().score(TOKENS)
+    with pytest.raises(FatalError, match="the value of the one before"):
+        await check_of([[right[0], *right[:-1]]])(report(1))
+
+
+async def test_weights_that_are_trained_but_not_sent_are_named() -> None:
+    """The trainer computes with an adapter that does not travel: both ends agree on the base, and it never changes."""
+    with pytest.raises(FatalError, match="no tensor has changed since .*adapter that is neither merged nor sent"):
+        await check_of([Model(1).score(TOKENS)])(report(2, changed=0))
+    with pytest.raises(FatalError, match="no temperature and no shift explains it"):
+        await check_of([Model(1).score(TOKENS)])(report(2))
+
+
+async def test_an_engine_that_scores_nothing_or_no_number_fails() -> None:
+    with pytest.raises(FatalError, match="no engine scored"):
+        await check_of([])(report(0))
+    with pytest.raises(FatalError, match="failed"):
+        await check_of([[*Model().score(TOKENS)[:-1], float("nan")]])(report(0))
+
+
+def test_the_probe_repeats_a_short_prompt_and_fits_the_context() -> None:
+    assert probe_tokens(range(100), 512) == tuple(range(32))
+    assert probe_tokens([1, 2, 3], 512) == ((1, 2, 3) * 11)[:32]
+    assert len(probe_tokens([5], 17)) == 16

@@ -85,6 +85,10 @@ class ReceiveSession::Impl {
           root->mover.Collect(state_.refit(), root->buckets, state_.deadline(), digests, &bucket);
       if (!status.ok()) return Fail(status, root.get(), bucket);
     }
+    for (std::unique_ptr<Root>& root : roots_) {
+      status = state_.TimeWire([&] { return root->link->Flush(state_.deadline()); });
+      if (!status.ok()) return Fail(status, root.get(), -1);
+    }
     state_.End();
     return OkStatus();
   }

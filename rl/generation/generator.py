@@ -85,7 +85,13 @@ class Generator(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating: finish requests in flight (drain), freeze (keep) or abort them."""
+        """Stop generating: finish requests in flight (drain), freeze (keep) or abort them.
+
+        A replica that cannot be reached does not hinder the others: the `start` of its receiver will fail.
+
+        Raises:
+            InfraError: none could be reached.
+        """
         ...
 
     async def resume(self) -> None:

@@ -169,7 +169,14 @@ class PooledGenerator(Generic[W]):
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop all replicas. See `Generator.pause`."""
-        await self._on_all(self._worker.pause, mode)
+        ranks = list(self._replicas)
+        calls = [self._group.call(rank, self._worker.pause, mode) for rank in ranks]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [(rank, result) for rank, result in zip(ranks, results, strict=True) if result is not None]
+        if any(not isinstance(error, InfraError) for _, error in failures) or len(failures) == len(ranks):
+            raise failures[0][1]
+        for rank, error in failures:
+            _log.error("%s could not be paused: %s", replica_name(rank), error)
 
     async def resume(self) -> None:
         """Let all replicas generate again."""

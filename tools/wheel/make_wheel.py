@@ -39,9 +39,12 @@ def metadata(project: dict[str, Any], readme: str) -> str:
 
 
 def entry_points(project: dict[str, Any]) -> str:
-    """Render the console commands of a [project] table."""
-    commands = [f"{name} = {target}" for name, target in project.get("scripts", {}).items()]
-    return "\n".join(["[console_scripts]", *commands, ""])
+    """Render the console commands and the plug-ins of a [project] table."""
+    groups = {"console_scripts": project.get("scripts", {}), **project.get("entry-points", {})}
+    lines = []
+    for group, targets in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {target}" for name, target in targets.items()), ""]
+    return "\n".join(lines)
 
 
 def write_wheel(output: Path, project: dict[str, Any], tag: str, files: dict[str, bytes], readme: str = "") -> None:

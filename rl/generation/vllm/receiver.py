@@ -50,12 +50,11 @@ class RefitInitInfo(WeightTransferInitInfo):  # type: ignore[misc]
 
 @dataclass
 class RefitUpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """Which refit to receive (`wire.update_values`), or why there is none (`wire.give_up_values`)."""
+    """Which refit to receive; see `wire.update_values`."""
 
     epoch: int
     version: int
     timeout_s: float
-    give_up: str
 
 
 class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
@@ -118,8 +117,6 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             WeightSyncError: the transfer or the model's loader failed; every other end learns why.
         """
         with self._failing():
-            if update_info.give_up:
-                raise WeightSyncError(f"the refit was given up: {update_info.give_up}")
             receiver = self._joined("update")
             receiver.start(RefitStart(update_info.epoch, update_info.version, update_info.timeout_s))
             receiver.update()

@@ -11,10 +11,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl.core.errors import WeightSyncError
+from rl.generation.generator import PauseMode
 from rl.weights.faults import FAULT_KINDS, NO_BUCKET, NO_RANK, TransferError
 from rl.weights.transport import LinkSettings, RefitStart, TransferInfo
 
 BACKEND = "tandem"
+PAUSE_MODES: Mapping[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}
 # The message that vLLM wraps in its own words is cut out by these marks.
 _OPEN, _CLOSE = "[[refit: ", " :refit]]"
 
@@ -68,12 +70,7 @@ def transfer_info(values: Mapping[str, Any]) -> TransferInfo:
 
 def update_values(start: RefitStart) -> dict[str, Any]:
     """Return the payload of the one `update` of a refit."""
-    return {"epoch": start.epoch, "version": start.version, "timeout_s": start.timeout_s, "give_up": ""}
-
-
-def give_up_values(reason: str) -> dict[str, Any]:
-    """Return the payload of an `update` that ends a session which was begun and never transferred."""
-    return {"epoch": 0, "version": 0, "timeout_s": 0.0, "give_up": reason}
+    return {"epoch": start.epoch, "version": start.version, "timeout_s": start.timeout_s}
 
 
 @dataclass(frozen=True)

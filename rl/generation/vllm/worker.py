@@ -29,12 +29,11 @@ from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
 from rl.generation.refit_lock import RefitLock
 from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.vllm.refit import EngineRefit
-from rl.generation.vllm.wire import BACKEND
+from rl.generation.vllm.wire import BACKEND, PAUSE_MODES
 from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 T = TypeVar("T")
 
-_PAUSE_MODES: Mapping[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}
 _EXTENSION = "rl.generation.vllm.extension.RefitExtension"
 # A phase of a refit outlives its deadline in the engine's processes, so that their own error arrives.
 _MARGIN_S = 10.0
@@ -111,7 +110,7 @@ class VllmWorker:
     def pause(self, mode: PauseMode) -> None:
         """Stop generating and forget cached prefixes. `keep` freezes requests; they go on after `resume`."""
         clears = not (self._keeps_caches and mode == "keep")
-        work = self._engine.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=clears)
+        work = self._engine.pause_generation(mode=PAUSE_MODES[mode], clear_cache=clears)
         self._call(work, self._request.call_timeout_s, f"pause ({mode})")
 
     def resume(self) -> None:

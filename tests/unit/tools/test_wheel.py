@@ -101,7 +101,9 @@ def test_the_record_names_every_file_with_its_hash_and_size(archive: zipfile.Zip
 
 
 def test_the_command_and_the_requirements_stand_in_the_metadata(archive: zipfile.ZipFile) -> None:
-    assert "tandem = rl.__main__:main" in read_metadata(archive, "entry_points.txt").splitlines()
+    points = read_metadata(archive, "entry_points.txt").splitlines()
+    assert points[points.index("[console_scripts]") + 1] == "tandem = rl.__main__:main"
+    assert points[points.index("[vllm.general_plugins]") + 1] == "tandem = rl.generation.vllm.plugin:register"
     assert "Tag: cp311-cp311-linux_x86_64" in read_metadata(archive, "WHEEL").splitlines()
     lines = read_metadata(archive, "METADATA").splitlines()
     assert "Name: tandem-rl" in lines

@@ -35,16 +35,26 @@ void InChild() {
   guard.mutex.unlock();
 }
 
+void WatchForks() {
+  static const int registered = pthread_atfork(BeforeFork, InParent, InChild);
+  static_cast<void>(registered);
+}
+
 }  // namespace
 
 int OpenUnforked(const std::string& path, int flags, mode_t mode) {
-  static const int registered = pthread_atfork(BeforeFork, InParent, InChild);
-  static_cast<void>(registered);
+  WatchForks();
   Guard& guard = TheGuard();
   const std::lock_guard<std::mutex> lock(guard.mutex);
   const int file = open(path.c_str(), flags | O_CLOEXEC, mode);
   if (file >= 0) guard.files.push_back(file);
   return file;
+}
+
+void KeepUnforked(int file) {
+  WatchForks();
+  const std::lock_guard<std::mutex> lock(TheGuard().mutex);
+  TheGuard().files.push_back(file);
 }
 
 void CloseUnforked(int file) {

@@ -12,6 +12,8 @@ namespace tandem {
 
 // As open(2), with O_CLOEXEC; -1 and errno on failure.
 int OpenUnforked(const std::string& path, int flags, mode_t mode);
+// The same for a file that is open already, a socket for instance.
+void KeepUnforked(int file);
 void CloseUnforked(int file);
 // How many forks this process is away from the one that loaded the library.
 uint32_t NumForks();

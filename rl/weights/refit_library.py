@@ -6,7 +6,7 @@ It declares and opens the library and turns its errors into `TransferError`; the
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char, c_char_p, c_double, c_int32, c_int64, c_uint64, c_void_p
 from typing import Any, Final
 
@@ -136,8 +136,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 @functools.cache
-def refit_library() -> ctypes.CDLL:
-    """Open the library once per process. Its calls release the GIL.
+def refit_library() -> Mapping[str, Callable[..., Any]]:
+    """Open the library once per process and return its functions by name. Calls release the GIL.
 
     Raises:
         FatalError: it is nowhere, does not load, or is of another version.
@@ -145,19 +145,19 @@ def refit_library() -> ctypes.CDLL:
     path = native_library(REFIT_LIBRARY)
     try:
         library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
-            function = library[name]
-            function.restype = result
-            function.argtypes = arguments
-        version = library["tandem_refit_abi_version"]()
+        functions = {name: library[name] for name in _SIGNATURES}
     except (OSError, AttributeError) as error:
         raise FatalError(f"the native library {path} does not load: {error}; build or install it again") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        functions[name].restype = result
+        functions[name].argtypes = arguments
+    version = functions["tandem_refit_abi_version"]()
     if version != ABI_VERSION:
         raise FatalError(
             f"the native library {path} has interface version {version}, this release needs {ABI_VERSION}; "
             "build or install it again"
         )
-    return library
+    return functions
 
 
 def call(name: str, *arguments: Any) -> None:

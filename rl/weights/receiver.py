@@ -12,13 +12,14 @@ failed needs a new `init`: its links are of no more use. It sets no version and 
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
+from rl.core.types import NO_VERSION
 from rl.weights.links import link_options, memory_of
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import Bucket, NativeReceiver, Piece, Plan
@@ -170,6 +171,8 @@ class WeightReceiver:
         self._native: NativeReceiver | None = None
         self._phase = "closed"
         self._last_epoch = -1
+        self._start = RefitStart(-1, NO_VERSION, 0.0)
+        self._deadline = 0.0
         self._all_direct = False
         self._slot: Tensor | None = None
         self._open: dict[int, Tensor] = {}
@@ -203,13 +206,12 @@ class WeightReceiver:
         self._phase = "joined"
 
     def start(self, start: RefitStart) -> None:
-        """Begin a refit.
+        """Begin a refit; waits for nobody, as the senders may begin later.
 
         Raises:
             WeightSyncError: no links, or an epoch that is not new.
-            TransferError: the links have failed.
         """
-        native = self._end("start")
+        self._end("start")
         if self._phase not in ("joined", "finished"):
             raise WeightSyncError(f"{self._name}: start of version {start.version} while the refit is {self._phase}")
         if start.epoch <= self._last_epoch:
@@ -217,10 +219,11 @@ class WeightReceiver:
                 f"{self._name}: epoch {start.epoch} of version {start.version} is old; {self._last_epoch} was the last"
             )
         self._last_epoch = start.epoch
+        self._start = start
+        self._deadline = time.monotonic() + start.timeout_s
         self._open = {}
         self._num_tensors = 0
         self._load_s = 0.0
-        native.begin(start)
         self._phase = "started"
 
     @torch.no_grad()
@@ -237,7 +240,9 @@ class WeightReceiver:
         self._phase = "broken"  # until all of it has arrived
         buckets = native.plan.buckets
         step = len(buckets) if self._all_direct else 1
+        left_s = max(0.0, self._deadline - time.monotonic())
         try:
+            native.begin(replace(self._start, timeout_s=left_s))
             for first in range(0, len(buckets), step):
                 self._take(native, first, buckets[first : first + step])
         except Exception as error:

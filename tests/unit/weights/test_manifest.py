@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from rl.core.errors import WeightSyncError
-from rl.weights.manifest import fingerprint, first_difference, manifest_of, num_bytes, torch_dtype
+from rl.weights.manifest import first_difference, is_castable, manifest_of, num_bytes, torch_dtype
 from rl.weights.transport import TensorSpec
 
 A = TensorSpec("a", "float32", (2, 3))
@@ -28,9 +28,16 @@ def test_dtypes_survive_the_wire() -> None:
     assert torch_dtype(B) is torch.bfloat16
 
 
-def test_fingerprints_differ_with_order_and_dtype() -> None:
-    prints = {fingerprint(m) for m in [(A, B), (B, A), (A,), (TensorSpec("a", "float16", (2, 3)), B)]}
-    assert len(prints) == 4
+def test_a_wire_dtype_is_for_floating_point_numbers_of_more_than_eight_bits() -> None:
+    dtypes = [torch.float64, torch.float32, torch.float16, torch.float8_e4m3fn, torch.int32, torch.bool]
+    manifest = manifest_of({str(dtype): torch.zeros(1).to(dtype) for dtype in dtypes}, torch.bfloat16)
+    assert [spec.dtype for spec in manifest] == ["bfloat16"] * 3 + ["float8_e4m3fn", "int32", "bool"]
+
+
+def test_casts_on_the_way_are_among_three_dtypes() -> None:
+    assert is_castable(torch.float32, torch.bfloat16) and is_castable(torch.float16, torch.float32)
+    assert is_castable(torch.int8, torch.int8) and not is_castable(torch.int8, torch.uint8)
+    assert not is_castable(torch.float64, torch.float32) and not is_castable(torch.bfloat16, torch.int16)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from tools.wheel import make_wheel
 # The tools are read through links; behind the link stands the source tree.
 ROOT = Path(make_wheel.__file__).resolve().parents[2]
 OPERATORS = "rl/_native/libtandem_loss.so"
+REFIT = "rl/_native/libtandem_refit.so"
 CUDA_KERNELS = "rl/_native/libtandem_cuda.so"  # of a build with --config=cuda
 NAME = "tandem_rl-*-cp311-cp311-linux_x86_64.whl"
 
@@ -69,14 +70,14 @@ def test_it_holds_every_module_configuration_and_library_and_nothing_else(archiv
     assert "rl/core/reaper.py" in modules, "it runs as a script of its own, so nothing imports it"
     configurations = {f"rl/_configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     ours = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert ours - {CUDA_KERNELS} == modules | configurations | {OPERATORS}
+    assert ours - {CUDA_KERNELS} == modules | configurations | {OPERATORS, REFIT}
 
 
 def test_the_files_are_those_of_the_tree(archive: zipfile.ZipFile) -> None:
     assert archive.testzip() is None
     assert archive.read("rl/core/reaper.py") == (ROOT / "rl/core/reaper.py").read_bytes()
     assert archive.read("rl/_configs/base.yaml") == (ROOT / "configs/base.yaml").read_bytes()
-    for library in {OPERATORS, CUDA_KERNELS} & set(archive.namelist()):
+    for library in {OPERATORS, REFIT, CUDA_KERNELS} & set(archive.namelist()):
         assert archive.read(library).startswith(b"\x7fELF")
         assert archive.getinfo(library).external_attr >> 16 == 0o100755
 
@@ -85,7 +86,8 @@ def test_operators_and_cuda_kernels_go_where_the_one_finds_the_other() -> None:
     """Only a build with --config=cuda has the kernels, so the rule itself is read: it must put both in one folder."""
     rule = (ROOT / "tools/wheel/BUILD.bazel").read_text()
     places = dict(re.findall(r'"(//csrc/[^"]+)": "([^"]+)"', rule))
-    assert places == {"//csrc/bindings:loss_ops": "rl/_native", "//csrc/cuda:tandem_cuda": "rl/_native"}
+    libraries = ("//csrc/bindings:loss_ops", "//csrc/bindings:refit", "//csrc/cuda:tandem_cuda")
+    assert places == dict.fromkeys(libraries, "rl/_native")
     assert re.search(r'"//third_party/cuda:enabled": dict\(_DATA\.items\(\) \+ _CUDA_DATA\.items\(\)\)', rule)
 
 
@@ -116,6 +118,7 @@ def test_the_command_and_the_requirements_stand_in_the_metadata(archive: zipfile
 
 def test_it_works_from_where_it_is_installed(installed: Path, tmp_path: Path) -> None:
     lines = ["import sys, rl, rl.ops.native_logprobs", "from rl.core.native import require_native", "require_native()"]
+    lines += ["from rl.weights.refit_library import refit_library", "refit_library()"]
     done = run(installed, tmp_path, "-c", "; ".join([*lines, "print(rl.__file__)", "print(*sys.path)"]))
     assert done.returncode == 0, done.stderr
     place, path = done.stdout.splitlines()

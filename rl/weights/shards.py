@@ -74,6 +74,7 @@ class ShardedSource:
         self._dtype = dtype
         self._agreed: tuple[TensorSpec, ...] | None = None
         self._parts: list[Tensor | Part] = []
+        self._device = torch.device("cpu")
         self._deadline = 0.0
 
     @property
@@ -88,7 +89,9 @@ class ShardedSource:
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the whole tensors in wire order; no collective."""
-        self._agreed = self._specs(self._named())
+        parts = self._named()
+        self._device = next((_local(part).device for part in parts.values()), self._device)
+        self._agreed = self._specs(parts)
         return self._agreed
 
     def begin(self, timeout_s: float) -> None:
@@ -100,7 +103,7 @@ class ShardedSource:
 
     def agree(self, is_well: bool) -> bool:
         """Return whether all ranks are well; a collective."""
-        flag = torch.tensor([int(is_well)], dtype=torch.int32, device=self._device())
+        flag = torch.tensor([int(is_well)], dtype=torch.int32, device=self._device)
         options: Any = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MIN
         self._wait("agreeing to go on", options, lambda: self._group.allreduce([flag], options))
@@ -219,9 +222,6 @@ class ShardedSource:
             f"trainer rank {self._group.rank()} of {self._group.size()} failed at {what} for a refit: {error}; "
             "another rank has died or hangs, see its output"
         )
-
-    def _device(self) -> torch.device:
-        return self._parts[0].local.device if isinstance(self._parts[0], Part) else self._parts[0].device
 
 
 def chunks(extent: int, size: int) -> tuple[int, ...]:

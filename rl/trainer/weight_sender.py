@@ -69,8 +69,10 @@ class WorkerSender:
         return merge_reports([call.result() for call in calls])
 
     async def abort(self, reason: str) -> None:
-        """Tell every rank to give up; beside `send`."""
-        await self._group.broadcast(PolicyWorker.sender_abort, reason)
+        """Tell every rank to give up, beside `send`; a rank that is gone does not keep the others from hearing it."""
+        ranks = range(self._group.world_size)
+        calls = [self._group.call(rank, PolicyWorker.sender_abort, reason) for rank in ranks]
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def signatures(self) -> Mapping[str, Sequence[float]]:
         """Return the signature of every tensor."""

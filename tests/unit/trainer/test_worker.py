@@ -8,6 +8,7 @@ import torch
 from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import WeightSyncError
 from rl.trainer.worker import PolicyWorker
+from rl.weights.transport import RefitStart
 from tests.support.policies import make_request, make_settings
 
 
@@ -19,7 +20,7 @@ def make_worker(model: Path, precision: str = "float32", **changes: int) -> Poli
 def test_weights_of_another_version_are_not_sent(tiny_model: Path) -> None:
     worker = make_worker(tiny_model, version=3)
     with pytest.raises(WeightSyncError, match="version 4 asked for, but the trainer holds 3"):
-        worker.sender_start(4)
+        worker.sender_send(RefitStart(epoch=1, version=4, timeout_s=1.0))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

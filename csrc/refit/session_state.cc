@@ -64,8 +64,7 @@ Fault SessionState::FirstFault(const Status& status, const Fault& link_fault, in
                                const Plan& plan) {
   Fault fault = link_fault;
   if (fault.code == StatusCode::kOk) fault = {status.code(), rank_, -1, status.message()};
-  const bool is_ours = fault.rank == rank_ || fault.rank == kNoRank;
-  if (is_ours && fault.bucket < 0 && bucket >= 0) {
+  if (fault.bucket < 0 && bucket >= 0) {
     fault.bucket = bucket;
     fault.message = DescribeBucket(plan, bucket) + ": " + fault.message;
   }

@@ -43,7 +43,7 @@ class SessionState {
   void End();
 
   // The first fault of this end, of all that a failed step knows: the link's own account, else
-  // `status`. Where this end is who gave up, its bucket is told.
+  // `status`. Where nobody has said a bucket, it is the one that was under way here.
   Fault FirstFault(const Status& status, const Fault& link_fault, int64_t bucket, const Plan& plan);
 
   // Seconds of a wait on the link.

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from rl.core.clock import Clock
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
-from rl.weights.attempt import PATIENCE, Patience, together
+from rl.weights.attempt import PATIENCE, Abortable, Patience, together
 from rl.weights.config import RefitConfig
 from rl.weights.fleet import Fleet, Member, Refittable
 from rl.weights.proof import Sent, check_ack, deviating_tensor
@@ -311,7 +311,7 @@ class WeightSync:
         by_end = {handle.replica: call for handle, call in zip(handles, calls, strict=True)}
         if sending is not None:
             by_end = {TRAINER: sending, **by_end}
-        ends = {TRAINER: self._sender, **{handle.replica: handle for handle in handles}}
+        ends: dict[str, Abortable] = {TRAINER: self._sender, **{handle.replica: handle for handle in handles}}
         return await together(phase, ends, by_end, self._left(deadline), self.patience)
 
     async def _alone(self, phase: str, call: Coroutine[Any, Any, T], deadline: float, end: str = "the generator") -> T:

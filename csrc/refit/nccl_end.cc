@@ -19,17 +19,15 @@ constexpr int64_t kScratchBytes = 1024;
 constexpr auto kWatchInterval = std::chrono::milliseconds(100);
 // To take leave of ranks that are still there; those that are not are found by the abort.
 constexpr double kLeaveSeconds = 5;
+// What is left on the streams of a communicator that was aborted runs through at once.
+constexpr double kDrainSeconds = 10;
+constexpr auto kDrainPause = std::chrono::microseconds(100);
 
 int64_t RoundUp(int64_t bytes) {
   return (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
 }
 
-// What all ranks must agree on, in numbers that a signed maximum compares rightly.
-struct Field {
-  const char* name;
-  int64_t value;
-};
-std::array<Field, 7> FieldsOf(const LinkGeometry& geometry, int version) {
+std::array<NcclField, 7> FieldsOf(const LinkGeometry& geometry, int version) {
   return {{{"plan_digest (upper half)", static_cast<int64_t>(geometry.plan_digest >> 32)},
            {"plan_digest (lower half)", static_cast<int64_t>(geometry.plan_digest & 0xFFFFFFFFu)},
            {"slot_bytes", geometry.slot_bytes},
@@ -67,6 +65,7 @@ NcclEnd::~NcclEnd() {
   for (Event event : earlier_) ops_->destroy_event(event);
   if (work_done_ != nullptr) ops_->destroy_event(work_done_);
   if (wire_done_ != nullptr) ops_->destroy_event(wire_done_);
+  if (drained_ != nullptr) ops_->destroy_event(drained_);
   if (has_nccl_memory_) {
     api_->mem_free(slots_);
   } else {
@@ -92,6 +91,7 @@ Status NcclEnd::Init() {
   if (status.ok()) status = ops_->create_stream(/*is_ordered_with_default=*/false, &wire_);
   if (status.ok()) status = ops_->create_event(&work_done_);
   if (status.ok()) status = ops_->create_event(&wire_done_);
+  if (status.ok()) status = ops_->create_event(&drained_);
   for (size_t i = 0; status.ok() && i < kMostAhead; ++i) {
     Event event = nullptr;
     status = ops_->create_event(&event);
@@ -156,8 +156,8 @@ Status NcclEnd::SayHello(const Deadline& deadline) {
 Status NcclEnd::CompareGeometry(const Deadline& deadline) {
   int version = 0;
   (void)api_->get_version(&version);
-  const auto fields = FieldsOf(geometry_, version);
-  std::array<int64_t, 2 * fields.size()> extremes;
+  const Fields fields = FieldsOf(geometry_, version);
+  Extremes extremes;
   for (size_t i = 0; i < fields.size(); ++i) {
     extremes[2 * i] = fields[i].value;
     extremes[2 * i + 1] = -fields[i].value;
@@ -170,6 +170,15 @@ Status NcclEnd::CompareGeometry(const Deadline& deadline) {
   if (status.ok()) status = executor_->ToHost(extremes.data(), scratch_, sizeof(extremes));
   if (status.ok()) status = executor_->Wait(deadline);
   if (!status.ok()) return status;
+  const Status verdict = Compare(fields, extremes);
+  if (verdict.ok()) return verdict;
+  // Nobody gives up before all have read the result.
+  status = ReduceOnWire(scratch_, 1, nccl::kInt64, nccl::kMax, deadline);
+  if (status.ok()) (void)executor_->Wait(deadline);
+  return verdict;
+}
+
+Status NcclEnd::Compare(const Fields& fields, const Extremes& extremes) const {
   for (size_t i = 0; i < fields.size(); ++i) {
     const int64_t most = extremes[2 * i];
     const int64_t least = -extremes[2 * i + 1];
@@ -268,6 +277,19 @@ void NcclEnd::Abort(const Fault& fault) {
   }
   (void)ops_->use_device(options_.device);
   comm_->Abort();
+  Drain();
+}
+
+void NcclEnd::Drain() {
+  const std::lock_guard<std::mutex> lock(draining_);
+  const Deadline deadline = Deadline::In(kDrainSeconds);
+  for (Stream stream : {wire_, executor_->stream()}) {
+    bool is_done = false;
+    if (!ops_->record(drained_, stream).ok()) return;
+    while (ops_->is_done(drained_, &is_done).ok() && !is_done && !deadline.HasPassed()) {
+      std::this_thread::sleep_for(kDrainPause);
+    }
+  }
 }
 
 Fault NcclEnd::fault() const {

@@ -4,6 +4,7 @@
 // communicator, so that a call of the device's driver that waits for the stream comes back too.
 #pragma once
 
+#include <array>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -22,6 +23,12 @@
 #include "csrc/refit/nccl_link.h"
 
 namespace tandem {
+
+// What all ranks must agree on, in numbers that a signed maximum compares rightly.
+struct NcclField {
+  const char* name;
+  int64_t value;
+};
 
 class NcclEnd : private Watch {
  public:
@@ -50,6 +57,7 @@ class NcclEnd : private Watch {
   Status Enter();
   // Keeps the first fault, aborts, and returns that fault's status.
   Status Fail(const Status& status);
+  // When it returns, nothing on the device reads or writes the caller's tensors any more.
   void Abort(const Fault& fault);
   Fault fault() const;
 
@@ -63,15 +71,20 @@ class NcclEnd : private Watch {
     Event read = nullptr;     // its last contents have been read
   };
 
+  using Fields = std::array<NcclField, 7>;
+  using Extremes = std::array<int64_t, 14>;  // of each field the largest, then minus the smallest
+
   Status Check() override;
   Status MakeSlots();
   Status SayHello(const Deadline& deadline);
   Status CompareGeometry(const Deadline& deadline);
+  Status Compare(const Fields& fields, const Extremes& extremes) const;
   Status ReduceOnWire(void* data, int64_t count, nccl::DataType type, nccl::RedOp op,
                       const Deadline& deadline);
   Status HoldBack(const Deadline& deadline);
   void SetDeadline(const Deadline& deadline);
   void Relax();  // nothing is under way
+  void Drain();
   void WatchOver();
   void StopWatching();
 
@@ -88,6 +101,8 @@ class NcclEnd : private Watch {
   Stream wire_ = nullptr;
   Event work_done_ = nullptr;
   Event wire_done_ = nullptr;
+  std::mutex draining_;
+  Event drained_ = nullptr;
   std::vector<Event> earlier_;  // the last broadcasts, in turns; see HoldBack
   size_t next_earlier_ = 0;
   std::vector<Slot> slot_events_;

@@ -70,18 +70,20 @@ Outcome Collectives::Run(const Call& call, const void* source, void* target) {
                                        : AllReduce(call, source, target);
 }
 
+// One that died before one that aborted, which may have done so because of the first.
 std::string Collectives::FindLostPeer() const {
   if (is_silent_) return "";
+  std::string aborted;
   for (int peer = 0; peer < num_ranks_; ++peer) {
     if (peer == rank_) continue;
-    const Presence presence = segment_->data().ranks[peer].presence;
-    if (presence == Presence::kAborted) return "rank " + std::to_string(peer) + " aborted";
-    if (presence == Presence::kThere && !segment_->IsAlive(peer) &&
-        segment_->data().ranks[peer].presence == Presence::kThere) {
+    const std::atomic<Presence>& presence = segment_->data().ranks[peer].presence;
+    if (presence == Presence::kAborted) aborted = "rank " + std::to_string(peer) + " aborted";
+    // Asked twice, as it may leave in peace in between.
+    if (presence == Presence::kThere && !segment_->IsAlive(peer) && presence == Presence::kThere) {
       return "the process of rank " + std::to_string(peer) + " died";
     }
   }
-  return "";
+  return aborted;
 }
 
 int64_t Collectives::Least(std::atomic<int64_t> RankState::* counter) const {

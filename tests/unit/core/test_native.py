@@ -17,9 +17,11 @@ from rl.core import native
 from rl.core.errors import FatalError
 from rl.core.native import (
     LIBRARY_DIR_VARIABLE,
+    REFIT_LIBRARY,
     cpu_instruction_set,
     cuda_library_failure,
     library_candidates,
+    native_library,
     on_load,
     require_native,
 )
@@ -86,6 +88,18 @@ def test_a_missing_library_is_explained_with_the_places_and_the_remedy(
     assert failure is not None
     assert str(tmp_path) in failure
     assert "policy.logprob_impl=torch" in failure
+
+
+def test_the_library_of_the_refit_is_found_where_the_operators_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places, others = library_candidates(REFIT_LIBRARY), library_candidates()
+    assert [path.parent for path in places] == [path.parent for path in others]
+    monkeypatch.setenv(LIBRARY_DIR_VARIABLE, str(tmp_path))
+    with pytest.raises(FatalError, match=f"{tmp_path}/libtandem_refit.so.*bazel build //csrc/bindings:refit"):
+        native_library(REFIT_LIBRARY)
+    (tmp_path / REFIT_LIBRARY).touch()
+    assert native_library(REFIT_LIBRARY) == tmp_path / REFIT_LIBRARY
 
 
 def test_a_broken_library_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

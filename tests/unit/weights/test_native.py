@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
-from rl.weights.faults import FIRST_READER, TransferError
+from rl.weights.faults import TransferError
 from rl.weights.native import Finished, LinkOptions, NativeReceiver, NativeSender, Plan, digests_of
 from rl.weights.refit_library import WIRE_DTYPES, WIRE_NAMES
 from rl.weights.transport import RefitStart, TensorSpec, TransportName
@@ -351,18 +351,6 @@ def test_ends_with_different_plans_never_begin(transport: TransportName) -> None
         joining = pool.submit(sender.join, 1.0)
         assert fault_of(join).kind == "mismatch"
         fault_of(lambda: joining.result(TIMEOUT_S))
-
-
-def test_a_transfer_error_pickles_with_all_it_knows() -> None:
-    error = pickle.loads(pickle.dumps(TransferError("gone", "peer lost", FIRST_READER + 3, 17)))
-    assert (str(error), error.kind, error.rank, error.reader, error.root, error.bucket) == (
-        "gone",
-        "peer lost",
-        FIRST_READER + 3,
-        3,
-        None,
-        17,
-    )
 
 
 # ---- Life and death of an end ----

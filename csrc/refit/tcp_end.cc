@@ -14,8 +14,8 @@
 namespace tandem::tcp {
 namespace {
 
-double SecondsBetween(Deadline::Clock::time_point from, Deadline::Clock::time_point to) {
-  return std::chrono::duration<double>(to - from).count();
+double SecondsSince(Deadline::Clock::time_point time) {
+  return std::chrono::duration<double>(Deadline::Clock::now() - time).count();
 }
 
 // Writes what is left of a batch and what is queued; true when all of it is out.
@@ -62,9 +62,10 @@ Status SlotMemory::Allocate(const LinkGeometry& geometry) {
   const auto size = static_cast<size_t>(stride * geometry.num_slots);
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return Status(StatusCode::kUnavailable,
-                  "tcp link: no memory for " + std::to_string(geometry.num_slots) + " slots of " +
-                      std::to_string(geometry.slot_bytes) + " bytes: " + std::strerror(errno));
+    return Status(StatusCode::kUnavailable, std::string("tcp link: no memory for ") +
+                                                std::to_string(geometry.num_slots) + " slots of " +
+                                                std::to_string(geometry.slot_bytes) +
+                                                " bytes: " + std::strerror(errno));
   }
   madvise(memory, size, MADV_HUGEPAGE);  // only saves time; small slots and old kernels refuse
   base_ = static_cast<uint8_t*>(memory);
@@ -117,19 +118,22 @@ void EndState::StopAndJoin(std::thread* thread) {
   thread->join();
 }
 
-void KeepAlive(Channel* channel, Deadline::Clock::time_point now) {
+void KeepAlive(Channel* channel) {
   if (channel->has_queued() || !channel->is_batch_done()) return;
-  if (SecondsBetween(channel->last_sent(), now) >= kHeartbeatS) {
+  if (SecondsSince(channel->last_sent()) >= kHeartbeatS) {
     channel->QueueControl(FrameType::kHeartbeat);
   }
 }
 
-std::string SilenceOf(const Channel& channel, Deadline::Clock::time_point now, double silence_s) {
-  const double silent_s = SecondsBetween(channel.last_heard(), now);
-  if (silent_s < silence_s) return "";
+double SilenceOf(const Channel& channel, double limit_s) {
+  const double silence_s = SecondsSince(channel.last_heard());
+  return silence_s < limit_s ? 0 : silence_s;
+}
+
+std::string SilenceMessage(double silence_s) {
   char text[120];
   std::snprintf(text, sizeof(text),
-                "nothing was heard for %.1f s: stopped, hung, or the network is cut", silent_s);
+                "nothing was heard for %.1f s: stopped, hung, or the network is cut", silence_s);
   return text;
 }
 

@@ -89,9 +89,10 @@ class EndState {
 };
 
 // Queues a heartbeat when it is time.
-void KeepAlive(Channel* channel, Deadline::Clock::time_point now);
-// "" or why a peer that says nothing is taken for lost.
-std::string SilenceOf(const Channel& channel, Deadline::Clock::time_point now, double silence_s);
+void KeepAlive(Channel* channel);
+// For how long nothing was heard, 0 when that is less than the limit.
+double SilenceOf(const Channel& channel, double limit_s);
+std::string SilenceMessage(double silence_s);
 
 // Tells every peer the fault, or goodbye where there is none, waits until they have closed their
 // side, at most kFarewellS, and drops what they still send.

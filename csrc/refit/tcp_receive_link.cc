@@ -127,8 +127,9 @@ Status TcpReceiveLink::Join(const Deadline& deadline) {
   if (thread_.joinable()) return Misuse("Join is called twice");
   const Status status = Dial(deadline);
   if (!status.ok()) {
-    return state_.Fail({status.code(), geometry_.root, -1,
-                        "reader " + std::to_string(reader_) + ": " + status.message()});
+    return state_.Fail(
+        {status.code(), geometry_.root, -1,
+         std::string("reader ") + std::to_string(reader_) + ": " + status.message()});
   }
   thread_ = std::thread([this] { Run(); });
   std::unique_lock<std::mutex> lock(state_.mutex());
@@ -163,7 +164,8 @@ Status TcpReceiveLink::Begin(uint64_t epoch, const Deadline& deadline) {
                                        "reader %d begins epoch %llu, %s", reader_,
                                        static_cast<unsigned long long>(epoch), than.c_str()));
   };
-  if (epoch <= epoch_) return mismatch("not larger than its last, " + std::to_string(epoch_));
+  if (epoch <= epoch_)
+    return mismatch(std::string("not larger than its last, ") + std::to_string(epoch_));
   status = state_.WaitLocked(
       lock, deadline, [this] { return !epochs_.empty() || has_left_; },
       [this] { return Late("to begin a refit"); });
@@ -174,7 +176,7 @@ Status TcpReceiveLink::Begin(uint64_t epoch, const Deadline& deadline) {
   }
   const uint64_t announced = epochs_.front();
   epochs_.pop_front();
-  if (announced != epoch) return mismatch("the sender " + std::to_string(announced));
+  if (announced != epoch) return mismatch(std::string("the sender ") + std::to_string(announced));
   epoch_ = epoch;
   return OkStatus();
 }
@@ -235,15 +237,17 @@ bool TcpReceiveLink::Turn() {
       told_ = released_;
     }
   }
-  KeepAlive(channel_.get(), Deadline::Clock::now());
+  KeepAlive(channel_.get());
   WriteAll();
   const int16_t events = channel_->is_blocked() ? POLLIN | POLLOUT : POLLIN;
   pollfd polled[2] = {{state_.wakeup().fd(), POLLIN, 0}, {channel_->fd(), events, 0}};
   poll(polled, 2, static_cast<int>(tcp::kHeartbeatS * 1e3));
   if (polled[0].revents != 0) state_.wakeup().Clear();
-  if (polled[1].revents != 0) ReadAll();
-  const std::string silence = SilenceOf(*channel_, Deadline::Clock::now(), options_.silence_s);
-  if (!silence.empty()) Lose(silence);
+  const bool is_silent = SilenceOf(*channel_, options_.silence_s) > 0;
+  if (polled[1].revents != 0 || is_silent) ReadAll();
+  // After the read: it may be this process that was stopped, and the sender has spoken since.
+  const double silence_s = is_silent ? SilenceOf(*channel_, options_.silence_s) : 0;
+  if (silence_s > 0) Lose(tcp::SilenceMessage(silence_s));
   return true;
 }
 
@@ -321,9 +325,10 @@ Status TcpReceiveLink::OnDataBegin(const FrameHeader& header, uint8_t** target) 
   const bool has_room = arrived_ < released_ + geometry_.num_slots;
   const auto room = static_cast<uint64_t>(geometry_.slot_bytes - offset_);
   if (!is_next || !has_room || header.length > room) {
-    return Status(StatusCode::kMismatch, "slot " + std::to_string(header.value) + " with " +
-                                             std::to_string(header.length) + " bytes, but slot " +
-                                             std::to_string(arrived_) + " is next, with room for " +
+    return Status(StatusCode::kMismatch, std::string("slot ") + std::to_string(header.value) +
+                                             " with " + std::to_string(header.length) +
+                                             " bytes, but slot " + std::to_string(arrived_) +
+                                             " is next, with room for " +
                                              std::to_string(has_room ? room : 0));
   }
   *target = slots_.at(arrived_) + offset_;

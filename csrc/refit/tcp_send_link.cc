@@ -142,7 +142,7 @@ Status TcpSendLink::Join(const Deadline& deadline) {
         for (const auto& reader : readers_) {
           if (reader->has_joined) continue;
           if (first == kNoRank) first = reader->rank();
-          if (missing.size() < 100) missing += " " + std::to_string(reader->number);
+          if (missing.size() < 100) missing += std::string(" ") + std::to_string(reader->number);
         }
         return MakeFault(StatusCode::kDeadlineExceeded, first,
                          "%d of %d readers joined %s before the deadline; missing:%s%s%s",
@@ -261,11 +261,12 @@ Fault TcpSendLink::Judge(const Hello& hello, const std::string& peer) {
   const std::lock_guard<std::mutex> lock(state_.mutex());
   const int32_t rank = kFirstReader + hello.reader;
   const auto refuse = [&](StatusCode code, const std::string& why) {
-    refusal_ = "reader " + std::to_string(hello.reader) + " (" + peer + "): " + why;
+    refusal_ = std::string("reader ") + std::to_string(hello.reader) + " (" + peer + "): " + why;
     return Fault{code, rank, -1, refusal_};
   };
   if (IsCompleteLocked()) {
-    return refuse(StatusCode::kUnavailable, "all " + std::to_string(geometry_.num_readers) +
+    return refuse(StatusCode::kUnavailable, std::string("all ") +
+                                                std::to_string(geometry_.num_readers) +
                                                 " readers have joined; a late one needs new links");
   }
   const std::string difference = FirstDifference(tcp::MakeHello(geometry_, -1), hello);
@@ -276,8 +277,8 @@ Fault TcpSendLink::Judge(const Hello& hello, const std::string& peer) {
     return mismatch;
   }
   if (hello.reader < 0 || hello.reader >= geometry_.num_readers) {
-    return refuse(StatusCode::kMismatch,
-                  "its number is not below num_readers=" + std::to_string(geometry_.num_readers));
+    return refuse(StatusCode::kMismatch, std::string("its number is not below num_readers=") +
+                                             std::to_string(geometry_.num_readers));
   }
   const Reader& reader = *readers_[static_cast<size_t>(hello.reader)];
   if (reader.has_joined) {
@@ -335,7 +336,7 @@ bool TcpSendLink::Turn(bool* is_busy) {
   for (const auto& reader : readers_) {
     if (!reader->channel) continue;
     is_anybody_there = true;
-    KeepAlive(reader->channel.get(), Deadline::Clock::now());
+    KeepAlive(reader->channel.get());
     *is_busy |= Pump(reader.get(), posted);
     if (!reader->channel) continue;
     const int16_t events = reader->channel->is_blocked() ? POLLIN | POLLOUT : POLLIN;
@@ -351,11 +352,12 @@ bool TcpSendLink::Turn(bool* is_busy) {
   size_t next = 1;
   for (const auto& reader : readers_) {
     if (!reader->channel) continue;
-    if (polled_[next++].revents != 0) ReadFrom(reader.get());
-    if (!reader->channel) continue;
-    const std::string silence =
-        SilenceOf(*reader->channel, Deadline::Clock::now(), options_.silence_s);
-    if (!silence.empty()) Lose(*reader, silence);
+    const bool is_silent = SilenceOf(*reader->channel, options_.silence_s) > 0;
+    if (polled_[next++].revents != 0 || is_silent) ReadFrom(reader.get());
+    // After the read: it may be this process that was stopped, and the peer has spoken since.
+    if (!reader->channel || !is_silent) continue;
+    const double silence_s = SilenceOf(*reader->channel, options_.silence_s);
+    if (silence_s > 0) Lose(*reader, tcp::SilenceMessage(silence_s));
   }
   door_.Serve(polled_.data() + first_guest);
   return true;
@@ -441,8 +443,9 @@ Status TcpSendLink::Reader::OnControl(const FrameHeader& header, const uint8_t* 
   }
   const auto count = static_cast<int64_t>(header.value);
   if (header.type != FrameType::kRelease || count < released || count > queued) {
-    return Status(StatusCode::kMismatch, "frame " + std::to_string(static_cast<int>(header.type)) +
-                                             " with value " + std::to_string(count) +
+    return Status(StatusCode::kMismatch, std::string("frame ") +
+                                             std::to_string(static_cast<int>(header.type)) +
+                                             std::string(" with value ") + std::to_string(count) +
                                              " does not belong here");
   }
   released = count;

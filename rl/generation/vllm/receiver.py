@@ -91,7 +91,8 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             info = transfer_info(vars(init_info))
             self._name = info.readers[self._reader] if self._reader < len(info.readers) else f"reader {self._reader}"
             # The reload keeps tensors until their layer is complete.
-            receiver = WeightReceiver(Staged(self._load, keeps_tensors=True), self._name, self.device)
+            sink = Staged(lambda tensors: self._load(tensors), keeps_tensors=True)
+            receiver = WeightReceiver(sink, self._name, self.device)
             self._receiver = receiver
             if init_info.abort_line:
                 self._abort_line = AbortLine(init_info.abort_line, self._reader, receiver.abort)

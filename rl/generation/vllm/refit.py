@@ -97,6 +97,10 @@ class EngineRefit:
         for rank in range(self._num_readers):
             send_abort(self._abort_line, self._first_reader + rank, reason)
 
+    def release(self) -> None:
+        """Forget the engine, which is about to end."""
+        self._engine = None
+
     async def signatures(self) -> dict[str, tuple[float, ...]]:
         """Return the signature of every tensor as the layers compute with it.
 

@@ -156,6 +156,7 @@ class VllmWorker:
             asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(_SHUTDOWN_S)
             engine.shutdown(timeout=_SHUTDOWN_S)
             self._stop_loop()
+            self._refit.release()
             # The engine is part of reference cycles; left to the interpreter's end its destructor fails noisily.
             del engine
             gc.collect()

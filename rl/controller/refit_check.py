@@ -95,8 +95,10 @@ class RefitCheck:
         return await self._parts.policy.logprobs_at(self._batch(version, None), temperature)
 
     async def _scores(self) -> torch.Tensor:
-        """Score at every replica, [replicas, T] float32; 0 at the first token."""
-        rows = await self._parts.generator.score(self._settings.tokens)
+        """Score at every replica and server, [engines, T] float32; 0 at the first token."""
+        tokens = self._settings.tokens
+        rows = await self._parts.generator.score(tokens)
+        rows += await gather_or_cancel([server.score(tokens) for server in self._parts.weight_sync.servers])
         return torch.tensor([[0.0, *row] for row in rows])
 
     def _gap(self, version: PolicyVersion, own: torch.Tensor, values: torch.Tensor) -> float:
@@ -129,7 +131,8 @@ class RefitCheck:
         """
         settings, batch = self._settings, self._batch(report.version, values)
         gap = self._gap(report.version, own, values)
-        name = self._parts.generator.weight_receivers()[index].replica
+        engines = [*self._parts.generator.weight_receivers(), *self._parts.weight_sync.servers]
+        name = engines[index].replica
         cause = await self._parts.weight_sync.explain(settings.precision)
         if cause is None:
             cause = f"all weights that can be compared agree, but {await self._other_cause(report, own, batch, gap)}"

@@ -5,7 +5,7 @@ imports) runs in threads, so that a signal ends the set-up at once. What is buil
 stack, also when a later part fails. It runs nothing.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import cast
@@ -36,6 +36,7 @@ from rl.controller.validation import Validator
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel, in_thread
 from rl.core.errors import ConfigError, DataError
+from rl.core.imports import import_object
 from rl.core.resources import RunResources
 from rl.data.columns import Row
 from rl.data.datasets import load_rows
@@ -48,7 +49,10 @@ from rl.rollout.refill import Refill
 from rl.rollout.sampler import started_groups
 from rl.trainer.kernels import require_kernels
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
+from rl.weights.fleet import Server
 from rl.weights.sync import WeightSync
+
+ConnectServer = Callable[[str, float, bool], Awaitable[Server]]
 
 
 @dataclass(frozen=True)
@@ -279,10 +283,27 @@ async def build_weight_sync(
     refit, cluster = config.policy.generation.refit_cfg, config.cluster
     transport = refit.transport_for(on_gpus=cluster.gpus_per_node > 0, num_hosts=cluster.num_nodes)
     refit = refit.model_copy(update={"transport": transport})
-    sync = WeightSync(policy.weight_sender(), generator, refit, context.resources.tag, context.clock)
+    servers = await connect_servers(config)
+    sync = WeightSync(policy.weight_sender(), generator, refit, context.resources.tag, context.clock, servers)
     await sync.connect()
     stack.push_async_callback(sync.close)
     return sync
+
+
+async def connect_servers(config: MasterConfig) -> list[Server]:
+    """Ask the servers that others started whether they can be refitted.
+
+    Raises:
+        WeightSyncError: one cannot.
+        InfraError: one is not there.
+    """
+    refit = config.policy.generation.refit_cfg
+    if not refit.servers:
+        return []
+    # By path: most runs have no server, and need no HTTP client.
+    connect = cast(ConnectServer, import_object("rl.generation.vllm.http_receiver:HttpReceiver").connect)
+    keeps_caches = not refit.recompute_kv_cache_after_weight_updates
+    return [await connect(url, config.cluster.call_timeout_s, keeps_caches) for url in refit.servers]
 
 
 def build_refit_check(

@@ -5,13 +5,16 @@ gone is given up here, and only here.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from rl.core.concurrency import gather_or_cancel
+from rl.core.errors import InfraError
 from rl.weights.transport import ReceiverHandle
 
 _log = logging.getLogger(__name__)
+PauseMode = Literal["drain", "keep", "abort"]
 
 
 class Refittable(Protocol):
@@ -22,7 +25,7 @@ class Refittable(Protocol):
         """Replicas that are left."""
         ...
 
-    async def pause(self, mode: Literal["drain", "keep", "abort"]) -> None:
+    async def pause(self, mode: PauseMode) -> None:
         """Stop generating."""
         ...
 
@@ -36,6 +39,22 @@ class Refittable(Protocol):
 
     async def remove_replica(self, name: str, reason: str) -> None:
         """Give up the replica that its handle calls `name`; nothing is sent to it any more."""
+        ...
+
+
+class Server(ReceiverHandle, Protocol):
+    """An engine that others started: it is refitted and probed, and answers requests that are not ours."""
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again."""
+        ...
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        """Return the log-probability of each token but the first, at temperature 1."""
         ...
 
 
@@ -66,7 +85,7 @@ class Fleet:
         min_replicas: Replicas of the generator that must be left.
     """
 
-    def __init__(self, generator: Refittable, servers: Sequence[ReceiverHandle], min_replicas: int) -> None:
+    def __init__(self, generator: Refittable, servers: Sequence[Server], min_replicas: int) -> None:
         self._generator = generator
         self._servers = list(servers)
         self._min_replicas = min_replicas
@@ -74,6 +93,22 @@ class Fleet:
     def members(self) -> list[Member]:
         """Return everybody who is left, numbered."""
         return list(_numbered([*self._generator.weight_receivers(), *self._servers]))
+
+    @property
+    def servers(self) -> list[Server]:
+        """Those that are left."""
+        return list(self._servers)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop everybody."""
+        await gather_or_cancel(
+            [self._generator.pause(mode), *(self._ask(one, one.pause(mode)) for one in self.servers)]
+        )
+
+    async def resume(self) -> None:
+        """Let everybody generate again."""
+        others = [self._ask(server, server.resume()) for server in self._servers]
+        await gather_or_cancel([self._generator.resume(), *others])
 
     async def give_up(self, name: str, reason: str) -> bool:
         """Give up a member that is gone; False where it is unknown, or too few replicas would be left."""
@@ -89,6 +124,13 @@ class Fleet:
         left = self._generator.num_replicas
         _log.error("replica %s leaves the fleet, %d are left: %s", name, left, reason)
         return True
+
+    async def _ask(self, server: Server, call: Coroutine[Any, Any, None]) -> None:
+        """A server that is gone does not stop the run: it is not the run's."""
+        try:
+            await call
+        except InfraError as error:
+            await self.give_up(server.replica, str(error))
 
 
 def _numbered(handles: Sequence[ReceiverHandle]) -> Iterator[Member]:

@@ -21,7 +21,7 @@ from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.weights.attempt import PATIENCE, Abortable, Patience, together
 from rl.weights.config import RefitConfig
-from rl.weights.fleet import Fleet, Member, Refittable
+from rl.weights.fleet import Fleet, Member, Refittable, Server
 from rl.weights.proof import Sent, check_ack, deviating_tensor
 from rl.weights.report import (
     TRAINER,
@@ -97,10 +97,9 @@ class WeightSync:
         config: RefitConfig,
         run_tag: str,
         clock: Clock,
-        servers: Sequence[ReceiverHandle] = (),
+        servers: Sequence[Server] = (),
     ) -> None:
         self._sender = sender
-        self._generator = generator
         self._fleet = Fleet(generator, servers, config.min_replicas)
         self._config = config
         self._transport: TransportName = config.transport_for(on_gpus=False, num_hosts=1)
@@ -123,6 +122,11 @@ class WeightSync:
     def version(self) -> PolicyVersion | None:
         """The version that every replica holds; None before the first refit."""
         return None if self._sent is None else self._sent.version
+
+    @property
+    def servers(self) -> list[Server]:
+        """Servers that are left."""
+        return self._fleet.servers
 
     async def connect(self) -> None:
         """Open the links to every replica; once.
@@ -200,7 +204,7 @@ class WeightSync:
         if links is None or links.readers != [n for m in self._fleet.members() for n in m.reader_names]:
             links = await self._open(deadline)
         laps.end("open")
-        await self._alone("pause", self._generator.pause(self._config.pause_mode), deadline)
+        await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
         laps.end("pause")
         self._epoch += 1
         start = RefitStart(self._epoch, version, self._left(deadline))
@@ -212,7 +216,7 @@ class WeightSync:
         commits = [handle.finish(version) for handle in links.handles]
         acks = await self._together("commit", links.handles, commits, deadline)
         sent = self._agree(links, version, results[TRAINER], acks)
-        await self._alone("resume", self._generator.resume(), deadline)
+        await self._alone("resume", self._fleet.resume(), deadline)
         laps.end("commit")
         changed = sent.num_changed(self._sent)
         self._links, self._sent, self._state = links, sent, "CLEAN"

@@ -232,6 +232,23 @@ class FakeReplica:
             raise InfraError(f"{self.replica} died during {phase}")
 
 
+class FakeServer(FakeReplica):
+    """A server that others started."""
+
+    paused = False
+
+    async def pause(self, mode: str) -> None:
+        await self._enter("pause")
+        self.paused = True
+
+    async def resume(self) -> None:
+        await self._enter("resume")
+        self.paused = False
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        return [0.0] * (len(tokens) - 1)
+
+
 class FakeFleet:
     """A generator that knows whether it is paused, and who is left."""
 

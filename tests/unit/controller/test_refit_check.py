@@ -59,6 +59,7 @@ class Engines:
 class Sync:
     def __init__(self, cause: str | None = None) -> None:
         self.cause = cause
+        self.servers: list[Any] = []
 
     async def explain(self, precision: str) -> str | None:
         assert precision == "float32"

@@ -14,7 +14,7 @@ from rl.weights.faults import TransferError
 from rl.weights.report import RefitError
 from rl.weights.sync import WeightSync
 from rl.weights.transport import Ack
-from tests.support.refit_fakes import NAMES, FakeFleet, FakeReplica, FakeSender, word
+from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, word
 
 SHORT = Patience(late=0.05, abort=0.05, end=0.05)
 
@@ -25,7 +25,7 @@ class Scene:
     def __init__(self, replicas: int = 2, num_readers: int = 1, servers: int = 0, **settings: Any) -> None:
         self.sender = FakeSender()
         self.fleet = FakeFleet(self.sender, replicas, num_readers)
-        self.servers = [FakeReplica(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
+        self.servers = [FakeServer(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
         config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
         self.sync = WeightSync(self.sender, self.fleet, config, "tdm-test", SystemClock(), list(self.servers))  # type: ignore[arg-type]
         self.sync.patience = SHORT
@@ -52,6 +52,7 @@ class Scene:
     def assert_loaded(self, version: int) -> None:
         assert not self.fleet.paused
         assert self.sync.state == "CLEAN" and self.sync.version == version
+        assert not any(server.paused for server in self.servers)
         for replica in [*self.fleet.replicas, *self.servers]:
             assert replica.version == version
             assert replica.weights == {name: word(name, version) for name in NAMES}
@@ -190,6 +191,15 @@ async def test_a_server_that_is_gone_is_refitted_no_more() -> None:
     scene.servers = [scene.servers[1]]
     report = await scene.sync.publish(0)
     assert report.replicas == 2
+    scene.assert_loaded(0)
+    assert [server.replica for server in scene.sync.servers] == ["http://10.0.0.1"]
+
+
+async def test_a_server_is_paused_while_it_is_refitted() -> None:
+    scene = await Scene(replicas=1, servers=1).connected()
+    server = scene.servers[0]
+    server.is_paused = lambda: server.paused
+    await scene.sync.publish(0)
     scene.assert_loaded(0)
 
 

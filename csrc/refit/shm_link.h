@@ -1,7 +1,8 @@
 // The link between processes of one host: a segment of shared memory with a ring of slots. Packing
 // into a slot is sending; waiting is on futexes in the segment. The sender owns the segment's name
-// and removes it; each end holds a lock that the kernel releases when the process dies, however it
-// dies, which is how the others notice within a fraction of a second.
+// and removes it as soon as all readers are there, so that nothing is left behind whoever is
+// killed. Each end holds a lock that the kernel releases when the process dies, however it dies,
+// which is how the others notice within a fraction of a second.
 #pragma once
 
 #include <memory>

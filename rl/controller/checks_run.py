@@ -13,6 +13,7 @@ from rl.environments.config import FunctionEnvConfig, ReasoningGymEnvConfig
 from rl.generation.config import VllmGenerationConfig
 
 _TRAIN = "train/"
+_REFIT = "policy.generation.refit_cfg"
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
 # Names of validation metrics; beside them env/<the environment's own>.
 VALIDATION_METRICS = (
@@ -195,12 +196,43 @@ def gpus_suffice(config: MasterConfig) -> Iterator[Conflict]:
 
 
 def shared_memory_is_on_one_host(config: MasterConfig) -> Iterator[Conflict]:
-    """POSIX shared memory does not reach another node."""
-    transport, nodes = config.policy.generation.refit_cfg.transport, config.cluster.num_nodes
-    if transport == "shm" and nodes > 1:
-        keys = ("policy.generation.refit_cfg.transport", "cluster.num_nodes")
+    """POSIX shared memory does not reach another node, nor a server on one."""
+    refit, nodes = config.policy.generation.refit_cfg, config.cluster.num_nodes
+    keys = (f"{_REFIT}.transport", "cluster.num_nodes", f"{_REFIT}.servers")
+    if refit.transport == "shm" and nodes > 1:
         problem = f"{keys[0]}=shm works on one host, but {keys[1]}={nodes}"
-        yield Conflict(keys, problem, f"set {keys[1]}=1")
+        yield Conflict(keys[:2], problem, f"set {keys[0]}=auto, or {keys[1]}=1")
+    if refit.transport == "shm" and refit.remote_servers:
+        problem = f"{keys[0]}=shm works on one host, but {keys[2]} has {refit.remote_servers[0]}"
+        yield Conflict((keys[0], keys[2]), problem, f"set {keys[0]}=auto")
+
+
+def nccl_needs_gpus(config: MasterConfig) -> Iterator[Conflict]:
+    """NCCL moves memory of GPUs."""
+    refit, gpus = config.policy.generation.refit_cfg, config.cluster.gpus_per_node
+    if refit.transport == "nccl" and gpus == 0:
+        keys = (f"{_REFIT}.transport", "cluster.gpus_per_node")
+        yield Conflict(keys, f"{keys[0]}=nccl needs GPUs, but {keys[1]}=0", f"set {keys[0]}=auto")
+
+
+def enough_replicas_are_started(config: MasterConfig) -> Iterator[Conflict]:
+    """A fleet cannot be smaller than what must be left of it."""
+    generation = config.policy.generation
+    if generation.refit_cfg.min_replicas > generation.num_replicas:
+        keys = (f"{_REFIT}.min_replicas", "policy.generation.num_replicas")
+        problem = f"{keys[0]}={generation.refit_cfg.min_replicas} exceeds {keys[1]}={generation.num_replicas}"
+        yield Conflict(keys, problem, f"lower {keys[0]} to {generation.num_replicas}")
+
+
+def caches_are_kept_only_where_there_are_any(config: MasterConfig) -> Iterator[Conflict]:
+    """Only requests that a refit freezes have keys and values that could be recomputed."""
+    generation, name = config.policy.generation, "recompute_kv_cache_after_weight_updates"
+    if generation.refit_cfg.pause_mode != "keep":
+        reason = f"pause_mode={generation.refit_cfg.pause_mode} leaves no request under way"
+        yield from inert(generation.refit_cfg, _REFIT, [name], f"{_REFIT}.pause_mode", reason)
+    elif not isinstance(generation, VllmGenerationConfig) and not generation.refit_cfg.servers:
+        reason = f"backend {generation.backend} keeps no cache"
+        yield from inert(generation.refit_cfg, _REFIT, [name], "policy.generation.backend", reason)
 
 
 def engine_memory_matches_the_device(config: MasterConfig) -> Iterator[Conflict]:
@@ -229,5 +261,8 @@ RUN_CHECKS: list[Check] = [
     joined_cluster_has_its_own_store,
     gpus_suffice,
     shared_memory_is_on_one_host,
+    nccl_needs_gpus,
+    enough_replicas_are_started,
+    caches_are_kept_only_where_there_are_any,
     engine_memory_matches_the_device,
 ]

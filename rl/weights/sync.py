@@ -11,6 +11,7 @@ a replica that died or hangs leaves the fleet, as long as enough are left, and t
 """
 
 import logging
+import time
 import uuid
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -109,7 +110,8 @@ class WeightSync:
         self._links: _Links | None = None
         self._connected = False
         self._busy = False
-        self._epoch = 0
+        # Above those of every earlier driver: an engine may outlive it, and refuses what is not new.
+        self._epoch = time.time_ns() // 1000
         self._state: RefitState = "CLEAN"
         self._sent: Sent | None = None
 

@@ -16,6 +16,7 @@ NO_VALIDATION = ["grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_en
 REASONING_GYM = "{_override_: true, kind: reasoning_gym, task: leg_counting}"
 
 # What is wrong, the overrides that make it so, and a piece of the message; each has one fix that the message names.
+REFIT = "policy.generation.refit_cfg"
 CONFLICTS = [
     (
         "step_divides_into_updates",
@@ -138,7 +139,32 @@ CONFLICTS = [
         ["cluster.gpus_per_node=2", "policy.generation.vllm_cfg.kv_cache_gib=2"],
         "kv_cache_gib=2.0 has no effect",
     ),
-    ("shared_memory_is_on_one_host", ["cluster.num_nodes=2"], "works on one host, but cluster.num_nodes=2"),
+    (
+        "shared_memory_is_on_one_host",
+        ["cluster.num_nodes=2", f"{REFIT}.transport=shm"],
+        "works on one host, but cluster.num_nodes=2",
+    ),
+    (
+        "shared_memory_is_on_one_host",
+        [f"{REFIT}.transport=shm", f"{REFIT}.servers=['http://10.0.0.7:8000']"],
+        "works on one host, but policy.generation.refit_cfg.servers has http://10.0.0.7:8000",
+    ),
+    ("nccl_needs_gpus", [f"{REFIT}.transport=nccl"], "nccl needs GPUs, but cluster.gpus_per_node=0"),
+    ("enough_replicas_are_started", [f"{REFIT}.min_replicas=2"], "min_replicas=2 exceeds"),
+    (
+        "caches_are_kept_only_where_there_are_any",
+        [f"{REFIT}.recompute_kv_cache_after_weight_updates=false"],
+        "no effect: pause_mode=drain leaves no request under way",
+    ),
+    (
+        "caches_are_kept_only_where_there_are_any",
+        [
+            "policy.generation={_override_: true, backend: hf, max_new_tokens: 6}",
+            f"{REFIT}.pause_mode=keep",
+            f"{REFIT}.recompute_kv_cache_after_weight_updates=false",
+        ],
+        "no effect: backend hf keeps no cache",
+    ),
 ]
 
 

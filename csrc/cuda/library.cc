@@ -1,4 +1,5 @@
-// libtandem_cuda.so: everything that needs CUDA behind one symbol.
+// libtandem_cuda.so: everything that needs CUDA behind two symbols, one for the operators and one,
+// in device_ops.cc, for the refit.
 #include "csrc/cuda/cublaslt_gemm.h"
 #include "csrc/cuda/tables.h"
 

@@ -1,4 +1,4 @@
-// libtandem_cuda.so from outside: its one symbol, its tables, a clean error without a driver, and,
+// libtandem_cuda.so from outside: its two symbols, its tables, a clean error without a driver, and,
 // with a GPU, its product against a loop. TANDEM_CUDA_LIBRARY is its path.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "csrc/cuda/tables.h"
+#include "csrc/refit/device_ops.h"
 #include "csrc/testing/naive_gemm.h"
 
 namespace tandem {
@@ -45,6 +46,23 @@ TEST(CudaLibrary, ExportsCompleteTables) {
   EXPECT_NE(tables->refit.quantize_fp8, nullptr);
   EXPECT_NE(tables->refit.digest, nullptr);
   EXPECT_NE(tables->make_gemm, nullptr);
+}
+
+TEST(CudaLibrary, HasATableForTheRefit) {
+  const DeviceOps* ops = nullptr;
+  const Status loaded = LoadDeviceOps(std::getenv("TANDEM_CUDA_LIBRARY"), &ops);
+  ASSERT_TRUE(loaded.ok()) << loaded.message();
+  EXPECT_STREQ(ops->name, "cuda");
+  EXPECT_NE(ops->bucket_copy, nullptr);
+  EXPECT_NE(ops->digest, nullptr);
+  Stream stream = nullptr;
+  const Status status = ops->create_stream(true, &stream);
+  if (!HasDevice()) {
+    EXPECT_EQ(status.code(), StatusCode::kDeviceError) << status.message();
+    return;
+  }
+  ASSERT_TRUE(status.ok()) << status.message();
+  ops->destroy_stream(stream);
 }
 
 TEST(CudaLibrary, SaysWhatIsMissingWithoutADriver) {

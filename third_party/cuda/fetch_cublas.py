@@ -21,22 +21,6 @@ WHEEL = "nvidia-cublas"
 INSIDE = Path("nvidia") / "cu13"
 
 
-def pinned_requirement(lock: Path) -> str:
-    """Return the lock's requirement of the wheel, with its hashes.
-
-    Raises:
-        InstallError: the lock does not pin it.
-    """
-    lines = lock.read_text().splitlines()
-    start = next((index for index, line in enumerate(lines) if line.startswith(f"{WHEEL}==")), None)
-    if start is None:
-        raise make_env.InstallError(f"{lock} does not pin {WHEEL}")
-    end = start
-    while lines[end].endswith("\\"):
-        end += 1
-    return "\n".join([*lines[start : end + 1], ""])
-
-
 def main() -> int:
     """Parse the command line, find the folder, print it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -47,7 +31,7 @@ def main() -> int:
         if own is not None and (own / INSIDE / "include" / "cublasLt.h").exists():
             home = own
         else:
-            home = fetch_wheels.fetch("cublas", pinned_requirement(PYTHON_FOLDER / "lock.cuda.txt"))
+            home = fetch_wheels.fetch("cublas", fetch_wheels.pinned_requirement(PYTHON_FOLDER / "lock.cuda.txt", WHEEL))
     except (make_env.InstallError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -46,6 +46,22 @@ def fetch(name: str, requirements: str) -> Path:
     return home
 
 
+def pinned_requirement(lock: Path, wheel: str) -> str:
+    """Return the lock's requirement of one wheel, with its hashes.
+
+    Raises:
+        InstallError: the lock does not pin it.
+    """
+    lines = lock.read_text().splitlines()
+    start = next((index for index, line in enumerate(lines) if line.startswith(f"{wheel}==")), None)
+    if start is None:
+        raise make_env.InstallError(f"{lock} does not pin {wheel}")
+    end = start
+    while lines[end].endswith("\\"):
+        end += 1
+    return "\n".join([*lines[start : end + 1], ""])
+
+
 def main() -> int:
     """Parse the command line, fetch, print the folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from rl.controller.engine_setup import load_model
+from rl.controller.engine_setup import generator_request, load_model
 from rl.controller.eval_plan import EvalOptions, plan_evaluation
 from rl.controller.evaluator import build_questions
 from rl.controller.options import RunOptions
 from rl.controller.run import run_training
 from rl.core.clock import SystemClock
 from rl.core.errors import WeightSyncError
+from rl.core.imports import import_object
 from rl.environments.config import CodeEnvConfig
 from rl.environments.sandbox import run_code
 from rl.telemetry.sinks import RunInfo, configured_sinks
 from rl.weights.sync import WeightSync
-from rl.weights.transport import TensorSpec, TransferInfo
+from rl.weights.transport import OpenRequest, TensorSpec, TransferInfo
 from tests.support.knob_workshop import Case
 
 OPEN_FILES = """
@@ -47,6 +48,7 @@ class AskedRefit:
     """Sender, replica and generator of a refit that ends at its pause; keeps what they were told."""
 
     replica = "generation[0]"
+    num_readers = num_replicas = 1
 
     def __init__(self) -> None:
         self.told: list[Any] = []
@@ -54,10 +56,17 @@ class AskedRefit:
     async def manifest(self) -> tuple[TensorSpec, ...]:
         return tuple(TensorSpec(f"w{index}", "float32", (512, 1024)) for index in range(4))
 
-    async def open(self, info: TransferInfo) -> None:
-        self.told.append((info.bucket_bytes, info.num_slots))
+    async def open(self, request: OpenRequest) -> TransferInfo:
+        self.told.append((request.transport, request.bucket_bytes, request.num_slots))
+        return TransferInfo(request.transport, ("a",), b"", "", request.num_slots, request.readers, request.timeout_s)
 
-    async def init(self, info: TransferInfo) -> None:
+    async def join(self) -> None:
+        pass
+
+    async def init(self, info: TransferInfo, first_reader: int) -> None:
+        pass
+
+    async def abort(self, reason: str) -> None:
         pass
 
     async def pause(self, mode: str) -> None:
@@ -69,7 +78,7 @@ class AskedRefit:
 
 
 def refitted(case: Case) -> Any:
-    """The buckets of a refit, and how it stops the generators."""
+    """The links of a refit, and how it stops the generators."""
     asked: Any = AskedRefit()
     sync = WeightSync(asked, asked, case.config.policy.generation.refit_cfg, "tag", SystemClock())
 
@@ -79,8 +88,35 @@ def refitted(case: Case) -> Any:
 
     with suppress(RefitSeen, WeightSyncError):
         asyncio.run(refit())
-    assert len(asked.told) == 2
-    return asked.told
+    assert len(asked.told) >= 2
+    return asked.told[:2]
+
+
+def checked(case: Case) -> Any:
+    """How often a refit is probed, and how strictly."""
+    refit = case.config.policy.generation.refit_cfg
+    return [refit.check_every_for(on_gpus=False), refit.tolerance_for(case.config.policy.precision)]
+
+
+class _KeepsArguments:
+    """A cluster that starts nobody and keeps what workers would have been built with."""
+
+    def __init__(self) -> None:
+        self.arguments: list[Any] = []
+
+    async def start_workers(self, worker_class: Any, request: Any, *arguments: Any) -> Any:
+        self.arguments = [worker_class.__name__, *arguments]
+        return SimpleNamespace(world_size=request.num_workers)
+
+
+def engine_built(case: Case) -> Any:
+    """What the engines' workers are built with beside their section and the request."""
+    cluster: Any = _KeepsArguments()
+    model = load_model(case.config, lambda _: None)
+    build = import_object(case.config.policy.generation.builder)
+    asyncio.run(build(case.config.policy.generation, cluster, generator_request(case.config, model, 1)))
+    name, _, _, *rest = cluster.arguments
+    return [name, *rest]
 
 
 def asked(case: Case) -> Any:

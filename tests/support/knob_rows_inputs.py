@@ -9,7 +9,7 @@ from tests.support.knob_probes_run import (
     scored,
     started,
 )
-from tests.support.knob_probes_whole import confined, refitted
+from tests.support.knob_probes_whole import checked, confined, engine_built, refitted
 from tests.support.knobs import Elsewhere, Flip, Refused
 
 BOOL = ("false", "true")
@@ -247,13 +247,40 @@ _GENERATION = [
     ),
     *_of_each_backend(),
     Flip("policy.generation.request_timeout_s", ("300.0", "7200.0"), started, HF),
-    Refused(f"{REFIT}.transport", "nccl", "must be shm"),
-    Flip(f"{REFIT}.bucket_mib", ("64.0", "1.0"), refitted),
+    Flip(f"{REFIT}.transport", ("shm", "tcp"), refitted),
+    Refused(f"{REFIT}.transport", "nccl", "nccl needs GPUs, but cluster.gpus_per_node=0"),
+    Flip(f"{REFIT}.bucket_mib", ("null", "2.0"), refitted),
+    Flip(f"{REFIT}.num_buffers", ("null", "3"), refitted),
     Flip(f"{REFIT}.pause_mode", ("drain", "keep", "abort"), refitted),
+    Flip(f"{REFIT}.check_every", ("null", "5"), checked),
+    Flip(f"{REFIT}.check_tolerance", ("null", "0.5"), checked),
+    Refused(f"{REFIT}.min_replicas", "2", "min_replicas=2 exceeds"),
+    Flip(
+        f"{REFIT}.recompute_kv_cache_after_weight_updates",
+        ("true", "false"),
+        engine_built,
+        (*VLLM, f"{REFIT}.pause_mode=keep"),
+    ),
+    Elsewhere(
+        "tests/unit/controller/test_setup.py",
+        "test_servers_that_others_started_are_asked_before_the_first_refit",
+        ("RefitConfig.servers",),
+    ),
+    Refused(f"{REFIT}.recompute_kv_cache_after_weight_updates", "false", "pause_mode=drain leaves no request"),
+    Elsewhere(
+        "tests/unit/weights/test_config.py",
+        "test_the_transport_follows_where_trainer_and_engines_are",
+        ("RefitConfig.transport",),
+    ),
     Elsewhere(
         "tests/unit/weights/test_sync.py",
-        "test_a_replica_that_hangs_ends_at_the_deadline_and_is_named",
+        "test_the_only_replica_that_hangs_ends_the_refit_at_the_deadline_and_is_named",
         ("RefitConfig.timeout_s",),
+    ),
+    Elsewhere(
+        "tests/unit/weights/test_sync.py",
+        "test_a_replica_that_dies_is_an_error_where_too_few_would_be_left",
+        ("RefitConfig.min_replicas",),
     ),
     Flip(f"{ENGINE}.tensor_parallel_size", ("1", "2"), requested, VLLM),
     Flip(f"{ENGINE}.kv_cache_gib", ("1.0", "0.5"), requested, VLLM),

@@ -18,6 +18,7 @@ from rl.controller.setup import (
     build_prompts,
     build_rows,
     check_kernels,
+    connect_servers,
     prompt_settings,
 )
 from rl.core.errors import ConfigError
@@ -100,6 +101,24 @@ async def test_dynamic_sampling_looks_at_components_where_the_estimator_does(tmp
         ticket = await buffer.reserve()
         await buffer.put(ticket, make_group(ticket.seq, unlike))
         assert buffer.count(state) == 1
+
+
+async def test_servers_that_others_started_are_asked_before_the_first_refit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, float, bool]] = []
+
+    async def connect(url: str, call_timeout_s: float, keeps_caches: bool) -> str:
+        asked.append((url, call_timeout_s, keeps_caches))
+        return url
+
+    monkeypatch.setattr("rl.generation.vllm.http_receiver.HttpReceiver.connect", connect)
+    assert await connect_servers(load(tmp_path)) == []
+    section = "policy.generation.refit_cfg"
+    config = load(tmp_path, f"{section}.servers=['http://localhost:1', 'http://localhost:2']")
+    assert await connect_servers(config) == ["http://localhost:1", "http://localhost:2"]
+    timeout_s = config.cluster.call_timeout_s
+    assert asked == [("http://localhost:1", timeout_s, False), ("http://localhost:2", timeout_s, False)]
 
 
 @pytest.mark.parametrize(("gpus", "impl", "refused"), [(0, "native", False), (2, "native", True), (2, "torch", False)])

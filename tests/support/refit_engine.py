@@ -69,6 +69,7 @@ class RefitEngine:
     async def publish(self, train: bool = True) -> SyncReport:
         """Change the weights and bring them to the engine as the next version."""
         if train:
+            self.trainer.reset()
             self.trainer.perturb(self.version + 10, scale=0.3)
         report = await self.sync.publish(self.version + 1)
         self.version += 1

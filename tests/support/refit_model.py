@@ -59,7 +59,16 @@ class TrainerModel:
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self._first: list[torch.Tensor] = []
         self.handle = LocalSender(WeightSender(LocalSource(lambda: dict(self.model.named_parameters()))))
+
+    def reset(self) -> None:
+        """Return to the weights of the first call: many perturbations on top of each other only grow."""
+        with torch.no_grad():
+            if not self._first:
+                self._first = [parameter.clone() for parameter in self.model.parameters()]
+            for parameter, first in zip(self.model.parameters(), self._first, strict=True):
+                parameter.copy_(first)
 
     def perturb(self, seed: PolicyVersion, scale: float) -> None:
         """Add noise of `scale` times its own spread to every tensor."""

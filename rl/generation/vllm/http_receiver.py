@@ -22,7 +22,15 @@ from rl.generation.generator import PauseMode
 from rl.generation.vllm.abort_line import new_name, send_abort
 from rl.generation.vllm.refit import ack_of
 from rl.generation.vllm.shares import signatures_of
-from rl.generation.vllm.wire import PAUSE_MODES, RankReport, first_fault, init_values, unwrapped, update_values
+from rl.generation.vllm.wire import (
+    PAUSE_MODES,
+    RankReport,
+    first_fault,
+    init_values,
+    located,
+    unwrapped,
+    update_values,
+)
 from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 # A phase outlives its deadline in the server's processes, so that their own error arrives.
@@ -110,6 +118,7 @@ class HttpReceiver:
             await self._collective("tandem_end_session")
             values = init_values(info, first_reader, self._abort_line)
             await self._post("init_weight_transfer_engine", {"init_info": values}, info.timeout_s + _MARGIN_S)
+            await self._check()
 
     async def start(self, start: RefitStart) -> None:
         """Begin a refit.
@@ -122,6 +131,7 @@ class HttpReceiver:
                 raise WeightSyncError(f"it is not paused; weights of version {start.version} cannot be loaded")
             await self._collective("tandem_end_session")
             await self._post("start_weight_update")
+            await self._check()
             self._start = start
 
     async def update(self) -> None:
@@ -131,11 +141,14 @@ class HttpReceiver:
             if start is None:
                 raise WeightSyncError("update without start")
             await self._post("update_weights", {"update_info": update_values(start)}, start.timeout_s + _MARGIN_S)
+            await self._check()
 
     async def finish(self, version: PolicyVersion) -> Ack:
         """Commit; see `ReceiverHandle.finish`."""
         async with self._phase("finish"):
-            await self._post("finish_weight_update", {"weight_version": str(version)})
+            await self._post("finish_weight_update", {"weight_version": None})
+            await self._check()
+            await self._post("update_weight_version", {"new_version": str(version)})
             received = await self._collective("tandem_received")
             if not self._keeps_caches:
                 await self._post("reset_prefix_cache")
@@ -165,6 +178,12 @@ class HttpReceiver:
             answer = await self._post("v1/completions", request)
             tables = answer["choices"][0]["prompt_logprobs"][1:]
             return [float(table[str(token)]["logprob"]) for table, token in zip(tables, tokens[1:], strict=True)]
+
+    async def _check(self) -> None:
+        """Ask every process whether the verb before failed there: engines of several cannot raise, see `receiver`."""
+        fault = first_fault(await self._collective("tandem_fault"))
+        if fault is not None:
+            raise fault
 
     async def _collective(self, method: str) -> list[Any]:
         answer: Any = await self._post("collective_rpc", {"method": method})
@@ -203,7 +222,7 @@ class HttpReceiver:
         try:
             yield
         except WeightSyncError as error:
-            raise WeightSyncError(f"{where}: {error}") from error
+            raise located(where, error) from error
         except TimeoutError as error:
             raise InfraError(f"{where}: no answer in time") from error
         except aiohttp.ClientError as error:
@@ -217,9 +236,9 @@ class HttpReceiver:
         if refused.status == 404:
             return WeightSyncError(f"{where}: {refused}; it is no vLLM server in development mode: {_HOW_TO_START}")
         try:
-            fault = first_fault(await self._collective("tandem_fault"), where)
+            fault = first_fault(await self._collective("tandem_fault"))
         except (TimeoutError, aiohttp.ClientError) as silence:
             return InfraError(f"{where}: {refused}; after that: {silence or 'no answer'}")
         except _Refused:
             return WeightSyncError(f"{where}: {refused}; does it know Tandem's weight transfer? {_HOW_TO_START}")
-        return fault or WeightSyncError(f"{where}: {refused}")
+        return located(where, fault or WeightSyncError(str(refused)))

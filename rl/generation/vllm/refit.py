@@ -4,16 +4,21 @@ Coroutines for the engine's event loop, one at a time; only `abort` may come bes
 engine's processes say of a failure becomes a typed error here; a dead engine is an InfraError.
 """
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.generation.vllm.abort_line import new_name, send_abort
 from rl.generation.vllm.shares import signatures_of
-from rl.generation.vllm.wire import RankReport, first_fault, init_values, unwrapped, update_values
+from rl.generation.vllm.wire import RankReport, first_fault, init_values, located, unwrapped, update_values
 from rl.weights.transport import Ack, RefitStart, TransferInfo
+
+T = TypeVar("T")
+# vLLM lets a call of an engine that dies wait for ever, and tells of the death by a flag alone.
+_LIFE_CHECK_S = 0.25
 
 
 class EngineRefit:
@@ -50,6 +55,7 @@ class EngineRefit:
             await self._engine.collective_rpc("tandem_end_session")
             values = init_values(info, first_reader, self._abort_line)
             await self._engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info=values))
+            await self._check()
 
     async def start(self, start: RefitStart) -> None:
         """Open the layers; a refit that was given up before is forgotten.
@@ -62,6 +68,7 @@ class EngineRefit:
                 raise WeightSyncError(f"it is not paused; weights of version {start.version} cannot be loaded")
             await self._engine.collective_rpc("tandem_end_session")
             await self._engine.start_weight_update()
+            await self._check()
             self._start = start
 
     async def update(self) -> None:
@@ -77,6 +84,7 @@ class EngineRefit:
             if start is None:
                 raise WeightSyncError("update without start")
             await self._engine.update_weights(WeightTransferUpdateRequest(update_info=update_values(start)))
+            await self._check()
 
     async def finish(self, version: PolicyVersion) -> Ack:
         """Close the layers, set the engine's version, forget cached prefixes; return what every process loaded.
@@ -85,7 +93,9 @@ class EngineRefit:
             WeightSyncError: a process holds something else.
         """
         async with self._phase("finish"):
-            await self._engine.finish_weight_update(weight_version=str(version))
+            await self._engine.finish_weight_update()
+            await self._check()
+            await self._engine.update_weight_version(str(version))
             received = await self._engine.collective_rpc("tandem_received")
             if self._clears_caches:
                 await self._engine.reset_prefix_cache()
@@ -96,6 +106,22 @@ class EngineRefit:
         """Let every process give up its transfer; nothing happens where none is, or the engine is gone."""
         for rank in range(self._num_readers):
             send_abort(self._abort_line, self._first_reader + rank, reason)
+
+    async def while_alive(self, phase: str, work: Coroutine[Any, Any, T]) -> T:
+        """Await one phase, but not longer than the engine lives.
+
+        Raises:
+            InfraError: the engine died meanwhile.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            while not (await asyncio.wait({task}, timeout=_LIFE_CHECK_S))[0]:
+                if self._engine.errored:
+                    raise InfraError(f"{self._replica} failed at {phase}: the engine died")
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
 
     def release(self) -> None:
         """Forget the engine, which is about to end."""
@@ -117,9 +143,15 @@ class EngineRefit:
         try:
             yield
         except WeightSyncError as error:
-            raise WeightSyncError(f"{where}: {error}") from error
+            raise located(where, error) from error
         except Exception as error:
             raise await self._explained(where, error) from error
+
+    async def _check(self) -> None:
+        """Ask every process whether the verb before failed there: engines of several cannot raise, see `receiver`."""
+        fault = first_fault(await self._engine.collective_rpc("tandem_fault"))
+        if fault is not None:
+            raise fault
 
     async def _explained(self, where: str, error: Exception) -> Exception:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -130,7 +162,7 @@ class EngineRefit:
             faults = await self._engine.collective_rpc("tandem_fault")
         except Exception as silence:
             return InfraError(f"{where}: {unwrapped(str(error))}; after that: {silence}")
-        return first_fault(faults, where) or WeightSyncError(f"{where}: {unwrapped(str(error))}")
+        return located(where, first_fault(faults) or WeightSyncError(unwrapped(str(error))))
 
 
 def ack_of(replica: str, reported: str, reports: list[RankReport]) -> Ack:

@@ -107,7 +107,7 @@ def fault_values(error: BaseException | None) -> dict[str, Any]:
     return {"message": text, "kind": "aborted", "rank": NO_RANK, "bucket": NO_BUCKET, "is_own": True}
 
 
-def first_fault(faults: Sequence[Mapping[str, Any]], where: str) -> WeightSyncError | None:
+def first_fault(faults: Sequence[Mapping[str, Any]]) -> WeightSyncError | None:
     """Return the failure of an engine from what its processes say, None when none failed.
 
     A process that failed by itself (a tensor that its model does not take) knows the cause; the others were told.
@@ -116,10 +116,17 @@ def first_fault(faults: Sequence[Mapping[str, Any]], where: str) -> WeightSyncEr
     if not told:
         return None
     first = next((fault for fault in told if fault["is_own"]), told[0])
-    text = f"{where}: {first['message']}"
     if first["is_own"] or first["kind"] not in FAULT_KINDS:
-        return WeightSyncError(text)
-    return TransferError(text, first["kind"], int(first["rank"]), int(first["bucket"]))
+        return WeightSyncError(first["message"])
+    return TransferError(first["message"], first["kind"], int(first["rank"]), int(first["bucket"]))
+
+
+def located(where: str, error: WeightSyncError) -> WeightSyncError:
+    """Return an error with the place before its text; a TransferError keeps what it knows."""
+    text = f"{where}: {error}"
+    if isinstance(error, TransferError):
+        return TransferError(text, error.kind, error.rank, error.bucket)
+    return WeightSyncError(text)
 
 
 def marked(error: BaseException) -> str:

@@ -235,7 +235,8 @@ class VllmWorker:
     ) -> T:
         """Run one phase of a refit; one at a time."""
         with self._refit_lock.held(phase):
-            return self._call(begin(*arguments), seconds + _MARGIN_S, phase)
+            work = self._refit.while_alive(phase, begin(*arguments))
+            return self._call(work, seconds + _MARGIN_S, phase)
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -122,8 +122,7 @@ INSTANTIATE_TEST_SUITE_P(All, SessionFaultTest, testing::Bool(),
 
 TEST(SessionFaultsTest, AFaultOfOneReaderReachesTheSenderAndTheOthers) {
   std::vector<TensorEntry> tensors;
-  for (int i = 0; i < 6; ++i)
-    tensors.push_back({"t" + std::to_string(i), WireType::kFloat32, {1000}});
+  for (int i = 0; i < 6; ++i) tensors.push_back({TensorName(i), WireType::kFloat32, {1000}});
   const Plan plan = MakePlan(std::move(tensors), 4096);
   GroupOptions options;
   options.num_readers = 3;

@@ -53,8 +53,7 @@ std::vector<TensorEntry> RandomManifest(std::mt19937_64* random, int64_t scale) 
       const int64_t largest = d == 0 ? scale : 5;
       shape.push_back(static_cast<int64_t>((*random)() % static_cast<uint64_t>(largest)));
     }
-    tensors.push_back(
-        {"t" + std::to_string(i), kAllTypes[(*random)() % std::size(kAllTypes)], shape});
+    tensors.push_back({TensorName(i), kAllTypes[(*random)() % std::size(kAllTypes)], shape});
   }
   return tensors;
 }
@@ -115,7 +114,7 @@ TEST(SessionTest, RandomManifestsArriveThroughExecutorsThatFinishLater) {
 TEST(SessionTest, ABucketIsOneCopyOnADeviceHoweverManyTensorsItHolds) {
   std::vector<TensorEntry> tensors;
   for (int i = 0; i < 20; ++i) {
-    tensors.push_back({"t" + std::to_string(i), kFloats[i % 3], {i, 3}});
+    tensors.push_back({TensorName(i), kFloats[i % 3], {i, 3}});
   }
   tensors.push_back({"mask", WireType::kInt8, {64}});
   const Plan plan = MakePlan(std::move(tensors), 1 << 20);
@@ -168,7 +167,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(SessionTest, ManySmallTensorsArriveBitForBit) {
   std::vector<TensorEntry> tensors;
   for (int i = 0; i < 500; ++i) {
-    tensors.push_back({"t" + std::to_string(i), WireType::kBFloat16, {i % 7}});
+    tensors.push_back({TensorName(i), WireType::kBFloat16, {i % 7}});
   }
   const Plan plan = MakePlan(std::move(tensors), 1 << 20);
   ASSERT_GT(plan.buckets[0].num_pieces, kMaxNamedPieces);

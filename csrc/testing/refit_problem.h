@@ -21,6 +21,8 @@
 
 namespace tandem {
 
+inline std::string TensorName(int64_t i) { return std::string("t").append(std::to_string(i)); }
+
 // The tensors of a plan in memory, each of a type of its own.
 class TensorStore {
  public:

@@ -25,6 +25,9 @@ from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import Bucket, NativeReceiver, Piece, Plan
 from rl.weights.transport import RefitStart, TensorSpec, TransferInfo
 
+# A reader waits a little longer than asked: at a deadline the senders know which reader is missing, so their word comes
+# first.
+_LATER_S = 1.0
 LoadTensors = Callable[[list[tuple[str, Tensor]]], None]
 
 
@@ -202,7 +205,7 @@ class WeightReceiver:
         native = NativeReceiver(plan, reader, info.addresses, options)
         with self._guard:
             self._native = native
-        native.join(info.timeout_s)
+        native.join(info.timeout_s + _LATER_S)
         self._phase = "joined"
 
     def start(self, start: RefitStart) -> None:
@@ -240,7 +243,7 @@ class WeightReceiver:
         self._phase = "broken"  # until all of it has arrived
         buckets = native.plan.buckets
         step = len(buckets) if self._all_direct else 1
-        left_s = max(0.0, self._deadline - time.monotonic())
+        left_s = max(0.0, self._deadline - time.monotonic()) + _LATER_S
         try:
             native.begin(replace(self._start, timeout_s=left_s))
             for first in range(0, len(buckets), step):

@@ -147,7 +147,7 @@ class Controller:
         parts = self._parts
         parts.buffer.limit_steps(self._grpo.max_num_steps - 1)
         with parts.phases.span(WEIGHT_SYNC):
-            await parts.refit_check(await parts.weight_sync.publish(parts.policy.version))
+            parts.refit_check.begin(await parts.weight_sync.publish(parts.policy.version))
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [
@@ -159,6 +159,8 @@ class Controller:
                     helper.cancel()
         except BaseExceptionGroup as failures:
             raise root_cause(failures) from None
+        finally:
+            await parts.refit_check.close()
         return Outcome(self._state.step, self._state.step >= self._grpo.max_num_steps)
 
     async def export(self, folder: Path) -> None:
@@ -183,6 +185,8 @@ class Controller:
             if parts.stop.requested:
                 await self._save_what_is_done()
             raise
+        if not parts.stop.requested:
+            await parts.refit_check.end()
         if self._checkpointing.enabled and self._saved_step < self._state.step < last:
             parts.reporter.note(f"saving step {self._state.step}")
             await self._save({})

@@ -4,9 +4,14 @@ Digests prove that bytes arrived; the probe proves that an engine computes with 
 in its precision. Where it fails, the two sides are compared tensor by tensor, and then in other ways of scoring.
 
     check = RefitCheck(CheckParts(policy, generator, sync), CheckSettings(tokens, every=1, ...), clock)
-    metrics = await check(report)         # after every refit; probes at the first one, then at every `every`-th
+    check.begin(report)                   # after every refit; probes at the first one, then at every `every`-th
+    metrics = await check.end()           # before anything is trained
+
+The probe runs beside the first rollouts with the new weights, while the trainer has nothing to do; nothing is trained
+on what they sample until it has passed.
 """
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -58,16 +63,25 @@ class CheckSettings:
 
 
 class RefitCheck:
-    """Callable with the report of each refit."""
+    """One probe at a time; see above."""
 
     def __init__(self, parts: CheckParts, settings: CheckSettings, clock: Clock) -> None:
         self._parts = parts
         self._settings = settings
         self._clock = clock
         self._num_refits = 0
+        self._probe: asyncio.Task[dict[str, float]] | None = None
 
-    async def __call__(self, report: SyncReport) -> dict[str, float]:
-        """Probe where one is due.
+    def begin(self, report: SyncReport) -> None:
+        """Probe where one is due, beside whatever comes next."""
+        assert self._probe is None, "a probe is under way"
+        is_due = self._num_refits % self._settings.every == 0
+        self._num_refits += 1
+        if is_due:
+            self._probe = asyncio.ensure_future(self._compare(report))
+
+    async def end(self) -> dict[str, float]:
+        """Wait for the probe.
 
         Returns:
             Metrics by bare name; empty where no probe was due.
@@ -75,10 +89,17 @@ class RefitCheck:
         Raises:
             FatalError: an engine computes otherwise than the trainer; names tensor and layer, or what differs else.
         """
-        is_due = self._num_refits % self._settings.every == 0
-        self._num_refits += 1
-        if not is_due:
-            return {}
+        probe, self._probe = self._probe, None
+        return {} if probe is None else await probe
+
+    async def close(self) -> None:
+        """Give up a probe that nobody waits for; idempotent."""
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.cancel()
+            await asyncio.gather(probe, return_exceptions=True)
+
+    async def _compare(self, report: SyncReport) -> dict[str, float]:
         start = self._clock.now()
         own, scores = await gather_or_cancel([self._own(report.version), self._scores()])
         gaps = [self._gap(report.version, own, values) for values in scores]

@@ -1,12 +1,22 @@
 """Who is on the devices while the model trains and while weights move.
 
-Trainer and generator have their own devices here, so both phases are open at once and nothing moves. Sharing devices is
-another Residency with the same two phases; the step does not know which one it has.
+The step has two phases, training and refit, and does not know which Residency it has. `Dedicated`: trainer and
+generator have their own devices, so nothing moves. `Shared`: they take turns on the same ones:
+
+    training:  generators sleep -> moments return to the device -> score and train
+    refit:     moments and gradients leave -> generators wake their weights -> publish -> wake their caches
+
+Moving is each side's business, and where there is nothing to move (on a CPU) it is a call that moves 0 bytes; this file
+gives the order, and counts.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Protocol
+from typing import Literal, Protocol
+
+from rl.core.clock import Clock
+
+WakeTag = Literal["weights", "kv_cache"]
 
 
 class Residency(Protocol):
@@ -18,6 +28,30 @@ class Residency(Protocol):
 
     def refit(self) -> AbstractAsyncContextManager[None]:
         """Weights are published inside."""
+        ...
+
+
+class Offloads(Protocol):
+    """A trainer that can make room."""
+
+    async def offload(self) -> int:
+        """Move the optimizer's moments to the host and drop gradients; return the bytes that left the device."""
+        ...
+
+    async def reload(self) -> int:
+        """Bring the moments back; return the bytes that entered the device."""
+        ...
+
+
+class Sleeps(Protocol):
+    """A generator that can make room; nothing may be under way."""
+
+    async def sleep(self) -> int:
+        """Give up weights and caches; return the bytes that left the device."""
+        ...
+
+    async def wake(self, tags: Sequence[WakeTag]) -> int:
+        """Take memory again for what the tags name; return the bytes. Weights are those of before, until a refit."""
         ...
 
 
@@ -33,3 +67,48 @@ class Dedicated:
     async def refit(self) -> AsyncIterator[None]:
         """Nothing to move."""
         yield
+
+
+class Shared:
+    """Trainer and generators take turns. After a failure nothing moves any more: whoever handles it finds it as it was.
+
+    Args:
+        trainer: Has the device while it trains.
+        generator: Has it otherwise.
+        clock: Measures the moves.
+    """
+
+    def __init__(self, trainer: Offloads, generator: Sleeps, clock: Clock) -> None:
+        self._trainer = trainer
+        self._generator = generator
+        self._clock = clock
+        self._moved: dict[str, float] = {}
+
+    @asynccontextmanager
+    async def training(self) -> AsyncIterator[None]:
+        """The device is the trainer's inside, and stays so until the refit."""
+        await self._move("generator_out", self._generator.sleep())
+        await self._move("trainer_in", self._trainer.reload())
+        yield
+
+    @asynccontextmanager
+    async def refit(self) -> AsyncIterator[None]:
+        """Both models' weights are on the device inside; afterwards the generator has all that it needs."""
+        await self._move("trainer_out", self._trainer.offload())
+        await self._move("generator_in", self._generator.wake(("weights",)))
+        yield
+        await self._move("generator_in", self._generator.wake(("kv_cache",)))
+
+    def drain(self) -> dict[str, float]:
+        """Return mebibytes and seconds by direction since the last call."""
+        moved, self._moved = self._moved, {}
+        return moved
+
+    async def _move(self, name: str, call: Awaitable[int]) -> None:
+        start = self._clock.now()
+        mib = await call / 2**20
+        self._add(f"{name}_mib", mib)
+        self._add(f"{name}_s", self._clock.now() - start)
+
+    def _add(self, name: str, value: float) -> None:
+        self._moved[name] = self._moved.get(name, 0.0) + value

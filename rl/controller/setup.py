@@ -5,10 +5,10 @@ imports) runs in threads, so that a signal ends the set-up at once. What is buil
 stack, also when a later part fails. It runs nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import cast
+from typing import Protocol, cast
 
 from rl.algorithms.algorithm import Algorithm, Need
 from rl.algorithms.assembly import build_algorithm as assemble
@@ -52,7 +52,13 @@ from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.fleet import Server
 from rl.weights.sync import WeightSync
 
-ConnectServer = Callable[[str, float, bool], Awaitable[Server]]
+
+class ConnectsServers(Protocol):
+    """The class of the engines that others started."""
+
+    async def connect(self, url: str, call_timeout_s: float, keeps_caches: bool) -> Server:
+        """Ask one for its processes."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -301,9 +307,9 @@ async def connect_servers(config: MasterConfig) -> list[Server]:
     if not refit.servers:
         return []
     # By path: most runs have no server, and need no HTTP client.
-    connect = cast(ConnectServer, import_object("rl.generation.vllm.http_receiver:HttpReceiver").connect)
+    receiver = cast(ConnectsServers, import_object("rl.generation.vllm.http_receiver:HttpReceiver"))
     keeps_caches = not refit.recompute_kv_cache_after_weight_updates
-    return [await connect(url, config.cluster.call_timeout_s, keeps_caches) for url in refit.servers]
+    return [await receiver.connect(url, config.cluster.call_timeout_s, keeps_caches) for url in refit.servers]
 
 
 def build_refit_check(

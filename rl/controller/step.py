@@ -1,6 +1,6 @@
 """One training step, the same for synchronous and asynchronous runs, shared and dedicated devices.
 
-    collect -> shape rewards -> score -> filter -> advantages -> train -> publish -> probe -> advance
+    collect -> shape rewards -> score -> filter -> advantages -> train -> publish -> advance
 
 consumes: the groups of the step (`ReplayBuffer.take`)
 produces: a new version on every generator, and a StepReport
@@ -73,7 +73,7 @@ class StepParts:
         algorithm: Rewards to advantages, and the losses.
         models: By the names under which the algorithm has losses; "policy" is the one that generates.
         weight_sync: Brings weights to the generators.
-        refit_check: Proves that they compute with them.
+        refit_check: Proves that they compute with them, beside the rollouts; its numbers stand in the step after.
         generating: When rollouts are under way.
         training: When the models work.
         logprob_gap_limit: Difference between trainer and generator, in nats, that is no rounding.
@@ -111,6 +111,7 @@ class TrainStep:
         with self._phases.total():
             with self._phases.span(GENERATION):
                 groups = await self._stop.guard(parts.buffer.take(parts.groups_per_step))
+                probe = await parts.refit_check.end()
             async with parts.residency.training():
                 with parts.training.span():
                     batch, told = await self._prepare(groups)
@@ -121,8 +122,7 @@ class TrainStep:
             async with parts.residency.refit():
                 with self._phases.span(WEIGHT_SYNC):
                     sync = await parts.weight_sync.publish(version)
-            with self._phases.span(WEIGHT_SYNC):
-                probe = await parts.refit_check(sync)
+            parts.refit_check.begin(sync)
         metrics = self._metrics(groups, batch, results, refit_metrics(sync) | probe) | prefixed("train", told)
         report = StepReport(step, version, groups, metrics, trained_by_rollout(groups, batch))
         await parts.buffer.advance(version)

@@ -254,7 +254,7 @@ _REFIT: tuple[Row, ...] = (
         "probe_gap",
         "nats",
         LAST,
-        "Mean |trainer - generator| over the probe's tokens; the worst replica.",
+        "Mean |trainer - generator| over the probe, of the weights that the step began with; the worst replica.",
         "a probe was due",
     ),
     ("probe_s", "s", LAST, "Duration of the probe.", "a probe was due"),

@@ -1,7 +1,7 @@
 """AdamW with clipping by the global norm, and the learning-rate schedule. One schedule position = one RL step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +95,16 @@ class Optimizer:
         """Advance the schedule."""
         self._rl_step += 1
 
+    def offload(self) -> int:
+        """Move the moments to the host and drop gradients; return the bytes that left the device."""
+        freed = sum(p.grad.nbytes for p in self._parameters if p.grad is not None and p.grad.device.type != "cpu")
+        self._adamw.zero_grad(set_to_none=True)
+        return freed + self._move_moments(lambda parameter: torch.device("cpu"))
+
+    def reload(self) -> int:
+        """Bring the moments back to their parameters' devices; return the bytes that moved."""
+        return self._move_moments(lambda parameter: parameter.device)
+
     def state_dict(self) -> dict[str, Any]:
         """Return moments, step counts and the schedule's position."""
         return {"adamw": self._adamw.state_dict(), "rl_step": self._rl_step}
@@ -103,6 +113,16 @@ class Optimizer:
         """Restore what `state_dict` returned."""
         self._adamw.load_state_dict(state["adamw"])
         self._rl_step = state["rl_step"]
+
+    def _move_moments(self, place: Callable[[Tensor], torch.device]) -> int:
+        moved = 0
+        for parameter, state in self._adamw.state.items():
+            for name, value in state.items():
+                # The step counts are where AdamW wants them, on the host.
+                if isinstance(value, Tensor) and value.dim() and value.device != place(parameter):
+                    moved += value.nbytes
+                    state[name] = value.to(place(parameter))
+        return moved
 
     def _step(self, count: float) -> OptimizerStep:
         gradients = self.gradients()

@@ -222,6 +222,14 @@ class WorkerPolicy:
                 explained[cause] = mean_gap(scored, batch)
         return name_cause(mean_gap(own, batch), explained)
 
+    async def offload(self) -> int:
+        """Move what training alone needs to the host, on every worker; return the bytes that left devices."""
+        return sum(await self._group.broadcast(PolicyWorker.offload))
+
+    async def reload(self) -> int:
+        """Bring it back; return the bytes."""
+        return sum(await self._group.broadcast(PolicyWorker.reload))
+
     def weight_sender(self) -> SenderHandle:
         """Return the workers' end."""
         return WorkerSender(self._group)

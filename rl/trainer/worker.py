@@ -101,6 +101,14 @@ class PolicyWorker:
         self._version += 1
         return self._version
 
+    def offload(self) -> int:
+        """Make room for a generator on the same device; see `Optimizer.offload`."""
+        return self._optimizer.offload()
+
+    def reload(self) -> int:
+        """Undo `offload`, but for gradients."""
+        return self._optimizer.reload()
+
     def logprobs(self, work: Sequence[Work]) -> list[Tensor]:
         """Return log-probabilities of the sampled tokens under the current weights, [T] float32 of each micro-batch."""
         self._use_threads()

@@ -267,11 +267,16 @@ class FakeRefitCheck:
         self.seen: list[int] = []
         self.fail_at: int | None = None
 
-    async def __call__(self, report: SyncReport) -> dict[str, float]:
+    def begin(self, report: SyncReport) -> None:
         self.seen.append(report.version)
-        if report.version == self.fail_at:
-            raise FatalError(f"the probe of version {report.version} failed")
+
+    async def end(self) -> dict[str, float]:
+        if self.seen and self.seen[-1] == self.fail_at:
+            raise FatalError(f"the probe of version {self.fail_at} failed")
         return {"probe_gap": 0.0, "probe_s": 0.125}
+
+    async def close(self) -> None:
+        pass
 
 
 class FakeAlgorithm:

@@ -100,6 +100,12 @@ class World:
         parts = CheckParts(self.policy, self.generator, self.sync)
         return RefitCheck(parts, CheckSettings(TOKENS, 1, 1e-4, "float32"), SystemClock())
 
+    async def probe(self, report: SyncReport) -> dict[str, float]:
+        """Both sides score."""
+        check = self.check
+        check.begin(report)
+        return await check.end()
+
     async def on(self, replica: int, method: Any, *arguments: Any) -> Any:
         """Call a worker's method."""
         return await self.generator._group.call(replica, method, *arguments)
@@ -112,7 +118,7 @@ class World:
         for replica in self.generator._replicas:
             await self.on(replica, FaultyHfWorker.heal)
         report = await self.publish()
-        gap = (await self.check(report))["probe_gap"]
+        gap = (await self.probe(report))["probe_gap"]
         assert gap < 1e-5
         assert self.generator.version == self.version
         return f"next refit good (gap {gap:.0e})"
@@ -258,7 +264,7 @@ def test_another_temperature(loop: asyncio.Runner, world: World) -> None:
     async def play() -> None:
         report = await world.publish()
         await world.plant(1, "temperature")
-        error, seconds = await failure_of(world.check(report))
+        error, seconds = await failure_of(world.probe(report))
         words = ("generation[1]", "weights", "agree", "temperature is 0.7 where it should be 1.0")
         record("temperature", error, seconds, f"run ends; {await world.assert_works()}", *words)
 
@@ -273,7 +279,7 @@ def test_an_adapter_that_is_trained_but_not_sent(loop: asyncio.Runner, world: Wo
         low, high = torch.randn(2, layer.in_features), torch.randn(layer.out_features, 2)
         hook = layer.register_forward_hook(lambda module, inputs, out: out + inputs[0] @ low.t() @ high.t())
         report = await world.sync.publish(world.next_version())
-        error, seconds = await failure_of(world.check(report))
+        error, seconds = await failure_of(world.probe(report))
         hook.remove()
         assert report.changed == 0
         words = ("generation[0]", "no tensor has changed", "adapter that is neither merged nor sent")
@@ -288,7 +294,7 @@ def test_a_wrong_weight_that_no_digest_sees_is_named_by_the_probe(loop: asyncio.
     async def play() -> None:
         report = await world.publish()
         await world.on(0, FaultyHfWorker.spoil, STALE)
-        error, _ = await failure_of(world.check(report))
+        error, _ = await failure_of(world.probe(report))
         assert f"generation[0] computes with another tensor than the trainer: '{STALE}'" in str(error)
         assert "layer 1" in str(error)
         await world.assert_works()
@@ -388,10 +394,10 @@ def test_engines_start_from_the_checkpoint_and_follow_tied_and_untied_heads(tmp_
                 world = World(policy, await start_engines(local, path, 1), run.tag)
                 await world.connect()
                 loaded = SyncReport(0, 0.0, 0, 0, 1, 0, 1, {})
-                assert (await world.check(loaded))["probe_gap"] < 1e-5
+                assert (await world.probe(loaded))["probe_gap"] < 1e-5
                 for _ in range(2):
                     report = await world.publish()
-                    assert (await world.check(report))["probe_gap"] < 1e-5
+                    assert (await world.probe(report))["probe_gap"] < 1e-5
                 names = set(worker_of(policy)._model.named_tensors())
                 assert ("lm_head.weight" in names) is not tied
                 await world.generator.close()

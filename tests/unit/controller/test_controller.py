@@ -298,7 +298,11 @@ async def test_the_first_cause_of_a_failure_is_what_the_run_raises(tmp_path: Pat
     probe.check.fail_at = 1
     with pytest.raises(FatalError, match="the probe of version 1 failed"):
         await probe.run()
-    assert probe.controller.step == 0 and probe.check.seen == [0, 1], "the first weights are probed too"
+    assert probe.controller.step == 1 and probe.check.seen == [0, 1], "nothing is trained on what they sampled"
+    last = build(tmp_path / "e")
+    last.check.fail_at = 4
+    with pytest.raises(FatalError, match="the probe of version 4 failed"):
+        await last.run()
     clock = FakeClock()
     broken = FakeGenerator(clock, failure=lambda _: FatalError("no engine left"))
     with pytest.raises(FatalError, match="no engine left"):

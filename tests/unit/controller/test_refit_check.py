@@ -70,6 +70,11 @@ def report(version: int, changed: int = 3) -> SyncReport:
     return SyncReport(version, 0.5, 100, 3, 1, changed, 1, {})
 
 
+async def probed(check: RefitCheck, seen: SyncReport) -> dict[str, float]:
+    check.begin(seen)
+    return await check.end()
+
+
 def check_of(scores: list[list[float]], every: int = 1, cause: str | None = None, seed: int = 0) -> RefitCheck:
     parts: Any = CheckParts(cast(Any, Trainer(Model(seed))), cast(Any, Engines(scores)), cast(Any, Sync(cause)))
     return RefitCheck(parts, CheckSettings(TOKENS, every, 1e-3, "float32"), SystemClock())
@@ -77,15 +82,15 @@ def check_of(scores: list[list[float]], every: int = 1, cause: str | None = None
 
 async def test_engines_that_compute_the_same_pass_with_the_worst_gap() -> None:
     right = Model().score(TOKENS)
-    metrics = await check_of([right, [value + 5e-4 for value in right]])(report(0))
+    metrics = await probed(check_of([right, [value + 5e-4 for value in right]]), report(0))
     assert metrics["probe_gap"] == pytest.approx(5e-4, rel=1e-3)
     assert metrics["probe_s"] > 0
 
 
 async def test_a_probe_is_due_at_the_first_refit_and_at_every_nth() -> None:
     check = check_of([Model().score(TOKENS)], every=3)
-    probed = [bool(await check(report(version))) for version in range(7)]
-    assert probed == [True, False, False, True, False, False, True]
+    due = [bool(await probed(check, report(version))) for version in range(7)]
+    assert due == [True, False, False, True, False, False, True]
 
 
 async def test_a_tensor_that_differs_is_named() -> None:
@@ -94,35 +99,35 @@ async def test_a_tensor_that_differs_is_named() -> None:
     with pytest.raises(
         FatalError, match=r"probe of version 4 failed: generation\[1\] and the trainer .*'w' \(layer 3\)"
     ):
-        await check(report(4))
+        await probed(check, report(4))
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])
 async def test_another_temperature_is_named_where_the_weights_agree(temperature: float) -> None:
     check = check_of([Model().score(TOKENS, temperature)])
     with pytest.raises(FatalError, match=rf"agree, but the engine's temperature is {temperature} where it should be 1"):
-        await check(report(1))
+        await probed(check, report(1))
 
 
 async def test_a_value_that_belongs_to_the_token_before_is_named() -> None:
     right = Model().score(TOKENS)
     with pytest.raises(FatalError, match="the value of the one before"):
-        await check_of([[right[0], *right[:-1]]])(report(1))
+        await probed(check_of([[right[0], *right[:-1]]]), report(1))
 
 
 async def test_weights_that_are_trained_but_not_sent_are_named() -> None:
     """The trainer computes with an adapter that does not travel: both ends agree on the base, and it never changes."""
     with pytest.raises(FatalError, match="no tensor has changed since .*adapter that is neither merged nor sent"):
-        await check_of([Model(1).score(TOKENS)])(report(2, changed=0))
+        await probed(check_of([Model(1).score(TOKENS)]), report(2, changed=0))
     with pytest.raises(FatalError, match="no temperature and no shift explains it"):
-        await check_of([Model(1).score(TOKENS)])(report(2))
+        await probed(check_of([Model(1).score(TOKENS)]), report(2))
 
 
 async def test_an_engine_that_scores_nothing_or_no_number_fails() -> None:
     with pytest.raises(FatalError, match="no engine scored"):
-        await check_of([])(report(0))
+        await probed(check_of([]), report(0))
     with pytest.raises(FatalError, match="failed"):
-        await check_of([[*Model().score(TOKENS)[:-1], float("nan")]])(report(0))
+        await probed(check_of([[*Model().score(TOKENS)[:-1], float("nan")]]), report(0))
 
 
 def test_the_probe_repeats_a_short_prompt_and_fits_the_context() -> None:

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from torch import Tensor
@@ -269,11 +270,14 @@ class _End:
 
     def _transfer(self, verb: str, first: int, tensors: Sequence[Sequence[Tensor]]) -> None:
         root = self._rank if self._side == "sender" else None
-        numbers = [i for i in range(first, len(self.plan.buckets)) if root in (None, self.plan.buckets[i].root)]
+        buckets = self.plan.buckets
+        # No further than what is given: a call per bucket that looked through the rest of the plan would be quadratic.
+        own = (number for number in range(first, len(buckets)) if root in (None, buckets[number].root))
+        numbers = list(islice(own, len(tensors)))
         if len(numbers) < len(tensors):
             raise ValueError(f"{len(tensors)} buckets from number {first} on; the plan has {len(numbers)} there")
         pieces: list[Piece] = []
-        for number, given in zip(numbers, tensors, strict=False):
+        for number, given in zip(numbers, tensors, strict=True):
             expected = self.plan.buckets[number].pieces
             if len(given) != len(expected):
                 raise ValueError(f"{len(given)} tensors for bucket {number}, which has {len(expected)} pieces")

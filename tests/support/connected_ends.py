@@ -115,7 +115,7 @@ class ConnectedEnds:
         futures = [self._pool.submit(call) for call in calls]
         outcomes: list[T | Exception] = []
         for future in futures:
-            error = future.exception(2 * self.timeout_s)
+            error = future.exception(self.timeout_s + TIMEOUT_S)
             assert error is None or isinstance(error, Exception)
             outcomes.append(future.result() if error is None else error)
         return outcomes

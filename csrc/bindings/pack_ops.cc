@@ -1,5 +1,5 @@
-// Operators of csrc/refit/pack.h, namespace `tandem`: bucket copy and float8 quantisation. Checks
-// and calls only; plans and fake kernels stand in rl/ops/bucket_copy.py.
+// Operators of csrc/refit/{pack,digest}.h, namespace `tandem`: bucket copy, float8 quantisation,
+// digests. Checks and calls only; plans and fake kernels stand in rl/ops/bucket_copy.py.
 //
 // A table is a uint8 tensor: CopyItem [num_items], then tile_prefix int64 [num_items + 1]. It holds
 // addresses: whoever keeps one keeps the tensors it was made of.
@@ -85,6 +85,34 @@ void BucketCopyOp(const Tensors& sources, const Tensors& targets) {
   BucketCopyTableOp(on_device, num_items, num_tiles);
 }
 
+// Items in one row, where the tensors are.
+Tensor DigestsOp(const Tensors& tensors) {
+  Check(!tensors.empty(), "tensors: want at least one");
+  const Tensor& first = tensors.front();
+  const auto num_items = static_cast<int64_t>(tensors.size());
+  const torch::stable::Device cpu(torch::headeronly::DeviceType::CPU);
+  const auto table_bytes = static_cast<int64_t>(sizeof(DigestItem)) * num_items;
+  Tensor table = torch::stable::empty({table_bytes}, ScalarType::Byte, std::nullopt, cpu);
+  auto* items = static_cast<DigestItem*>(table.mutable_data_ptr());
+  for (const Tensor& tensor : tensors) {
+    CheckDevice(tensor, first, "tensors");
+    Check(tensor.is_contiguous(), "tensors: want contiguous tensors");
+    const auto bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+    *items++ = {tensor.const_data_ptr(), bytes, 0};
+  }
+  if (!first.is_cpu()) {
+    Tensor on_device = torch::stable::new_empty(first, {table_bytes}, ScalarType::Byte);
+    torch::stable::copy_(on_device, table);
+    table = on_device;
+  }
+  Tensor digests = torch::stable::new_empty(first, {num_items}, ScalarType::Long);
+  const Backend backend = BackendOf(first);
+  RaiseUnlessOk(RefitKernelsOf(backend).digest(
+      static_cast<const DigestItem*>(table.const_data_ptr()), num_items,
+      static_cast<uint64_t*>(digests.mutable_data_ptr()), backend.execution));
+  return digests;
+}
+
 std::tuple<Tensor, Tensor> QuantizeFp8Op(const Tensor& source) {
   const ConstMatrixView view = MatrixOf(source, "source");
   const auto blocks = [](int64_t count) { return (count + kFp8Block - 1) / kFp8Block; };
@@ -104,6 +132,7 @@ void Implement(torch::stable::detail::StableLibrary& library) {
   library.impl("bucket_copy_table", TORCH_BOX(&BucketCopyTableOp));
   library.impl("bucket_copy_", TORCH_BOX(&BucketCopyOp));
   library.impl("quantize_fp8", TORCH_BOX(&QuantizeFp8Op));
+  library.impl("tensor_digests", TORCH_BOX(&DigestsOp));
 }
 
 }  // namespace
@@ -114,6 +143,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(tandem, library) {
   library.def("bucket_copy_table(Tensor table, int num_items, int num_tiles) -> ()");
   library.def("bucket_copy_(Tensor[] sources, Tensor(a!)[] targets) -> ()");
   library.def("quantize_fp8(Tensor source) -> (Tensor, Tensor)");
+  library.def("tensor_digests(Tensor[] tensors) -> Tensor");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(tandem, CPU, library) { tandem::Implement(library); }

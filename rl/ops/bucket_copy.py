@@ -1,4 +1,4 @@
-"""Copy many tensors at once, casting on the way, and quantise a matrix to float8.
+"""Copy many tensors at once, casting on the way, quantise a matrix to float8, and digest tensors where they are.
 
 A bucket of weights is packed before it goes over the wire and unpacked after it, with one launch however many tensors
 it holds. Which tensors make a bucket, and when it is sent, is decided elsewhere.
@@ -105,9 +105,30 @@ def quantize_fp8(tensor: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
+def tensor_digests(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the digest of every tensor's bytes, the number that a refit compares (csrc/refit/digest.h).
+
+    On CUDA the numbers are made on the device and stay there; the same bytes give the same number on a host.
+
+    Args:
+        tensors: contiguous tensors of any dtype on one device, at least one.
+
+    Returns:
+        [N] int64, on the tensors' device.
+
+    Raises:
+        FatalError: the native library is missing.
+        RuntimeError: a tensor is unusable.
+    """
+    require_native()
+    digests: Tensor = torch.ops.tandem.tensor_digests([tensor.detach() for tensor in tensors])
+    return digests
+
+
 def _register_formulas() -> None:
     torch.library.register_fake("tandem::bucket_copy_", _fake_bucket_copy)
     torch.library.register_fake("tandem::quantize_fp8", _fake_quantize_fp8)
+    torch.library.register_fake("tandem::tensor_digests", _fake_tensor_digests)
 
 
 def _fake_bucket_copy(sources: list[Tensor], targets: list[Tensor]) -> None:
@@ -118,6 +139,10 @@ def _fake_quantize_fp8(source: Tensor) -> tuple[Tensor, Tensor]:
     rows, cols = source.shape
     blocks = ((rows + FP8_BLOCK - 1) // FP8_BLOCK, (cols + FP8_BLOCK - 1) // FP8_BLOCK)
     return source.new_empty((rows, cols), dtype=torch.float8_e4m3fn), source.new_empty(blocks, dtype=torch.float32)
+
+
+def _fake_tensor_digests(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].new_empty(len(tensors), dtype=torch.int64)
 
 
 on_load(_register_formulas)

@@ -5,9 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from tools.bench import bench_linear_loss, bench_logprob, bench_pack, report
 from tools.bench.policy_loss_case import policy_loss_case
 from tools.bench.rounds import Case, Effort, measure
+from tools.gpu.transfer import digest_case, unpack_case
 
 ROWS = 16384
 # Vocabulary and hidden size.
@@ -33,6 +36,8 @@ def all_benches(device: str) -> list[Bench]:
     pack = bench_pack.build_cases(_options(device, "Llama-3-8B", tensors=60, tiny=10000))
     small = [Bench("policy loss", lambda: policy_loss_case(tokens, {}), 6.0)]
     small += [Bench(f"pack, {name}", case, 4.0) for name, case in pack.items()]
+    small += [Bench("unpack", lambda: unpack_case(torch.device(device)), 4.0)]
+    small += [Bench("digests", lambda: digest_case(torch.device(device)), 3.0)]
     return [*backward, *linear, *small, *forward]
 
 

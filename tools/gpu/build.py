@@ -1,7 +1,7 @@
 """Compile the native libraries with nvcc and g++ alone: which commands, and running them side by side.
 
     plan = plan_build(find_toolchain(None), Path("/tmp/native"))
-    seconds = run_build(plan, jobs=16)      # libtandem_loss.so and, where cuBLAS is found, libtandem_cuda.so
+    seconds = run_build(plan, jobs=16)      # libtandem_{loss,refit}.so and, where cuBLAS is found, libtandem_cuda.so
 
 Bazel's targets say the same in more words; the options are those of csrc/copts.bzl and third_party/cuda/cuda.bzl.
 """
@@ -18,11 +18,14 @@ from tools.gpu.toolchain import Toolchain
 
 OPERATORS = "libtandem_loss.so"
 KERNELS = "libtandem_cuda.so"
+REFIT = "libtandem_refit.so"
 _CPU_FLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-fvisibility=hidden"]
 _HOST_FLAGS = ["-std=c++20", "-fPIC", *_CPU_FLAGS]
 _STABLE_ABI = re.compile(r'_TARGET_VERSION = "(\w+)"')
-# Tests, and which backend they take.
-_TEST_SOURCE = re.compile(r"_test\.cc$|^backend_(cpu|emulated)\.cc$")
+# Tests, what their processes do, and which backend they take.
+_TEST_SOURCE = re.compile(r"_(test|roles)\.cc$|^backend_(cpu|emulated)\.cc$")
+# Of csrc/refit, what the operators call too.
+_SHARED_SOURCES = ("digest.cc", "pack_cpu.cc")
 
 # A file takes some seconds; one that takes this long hangs.
 _STEP_S = 300.0
@@ -56,10 +59,12 @@ class BuildPlan:
 
 
 def plan_build(tools: Toolchain, folder: Path, root: Path = ROOT) -> BuildPlan:
-    """Return the commands that build both libraries into a folder."""
+    """Return the commands that build the libraries into a folder."""
     kernels = [_nvcc_step(tools, source, folder, root) for source in cuda_sources(root)]
-    host = [_host_step(tools, source, folder, root) for source in host_sources(root)]
-    links = [_link_operators(tools, host, folder)]
+    refit = [_host_step(tools, source, folder, root) for source in refit_sources(root)]
+    operators = [_host_step(tools, source, folder, root) for source in host_sources(root)]
+    host = list({step.output: step for step in [*operators, *refit]}.values())
+    links = [_link_operators(tools, operators, folder), _link_refit(refit, folder)]
     missing = ""
     if tools.cublas is None:
         missing = (
@@ -80,8 +85,14 @@ def cuda_sources(root: Path) -> list[Path]:
 
 def host_sources(root: Path) -> list[Path]:
     """Return what makes up the operators: kernels of the CPU, the linear layer, bindings."""
-    parts = (source for part in ("loss", "refit", "bindings") for source in (root / "csrc" / part).glob("*.cc"))
-    return sorted(source for source in parts if not _is_test(source))
+    parts = (source for part in ("loss", "bindings") for source in (root / "csrc" / part).glob("*.cc"))
+    shared = (root / "csrc" / "refit" / name for name in _SHARED_SOURCES)
+    return sorted(source for source in (*parts, *shared) if not _is_test(source))
+
+
+def refit_sources(root: Path) -> list[Path]:
+    """Return what makes up the refit's transport."""
+    return sorted(source for source in (root / "csrc" / "refit").glob("*.cc") if not _is_test(source))
 
 
 def cuda_host_sources(root: Path) -> list[Path]:
@@ -139,6 +150,11 @@ def _link_operators(tools: Toolchain, objects: list[Step], folder: Path) -> Step
         "-ldl",
     ]
     return _link(("g++", "-shared"), objects, flags, folder / OPERATORS)
+
+
+def _link_refit(objects: list[Step], folder: Path) -> Step:
+    flags = ["-Wl,--exclude-libs,ALL", "-Wl,--no-undefined", "-lpthread", "-ldl"]
+    return _link(("g++", "-shared"), objects, flags, folder / REFIT)
 
 
 def _link_kernels(tools: Toolchain, objects: list[Step], folder: Path) -> Step:

@@ -20,9 +20,13 @@ from tools.gpu.toolchain import Toolchain, find_toolchain
 # Seconds kept for the parts that follow, while one runs.
 _BENCH_FLOOR_S = 120.0
 _REPORT_S = 5.0
+# Overlap, IPC and NCCL: several processes start.
+_TRANSFER_S = 90.0
 # What a part needs to be worth its start, and may take beyond its time before it is ended.
 _LEAST_S = 10.0
 _GRACE_S = 30.0
+# What a row may tell beside its name, and its unit.
+_FIGURES = {"hidden": "of the shorter hidden", "gb_per_s": "GB/s"}
 # For a tool that only says what it is.
 _QUERY_S = 30.0
 
@@ -84,7 +88,7 @@ def describe_build(plan: BuildPlan) -> str:
     done = f"done, as --compile-only asks: all {len(plan.compiles)} files compile"
     if plan.missing:
         return f"{done}; to link {KERNELS} too, name the folder of cublasLt.h and its library with --cublas"
-    return f"{done}, and both libraries link"
+    return f"{done}, and all libraries link"
 
 
 def why_not_run(missing: str) -> str:
@@ -95,11 +99,12 @@ def why_not_run(missing: str) -> str:
 
 
 def run_parts(budget: Budget) -> dict[str, Any]:
-    """Run parity, benchmarks and the memory checker; each in a process of its own, so that a fault ends only it."""
+    """Run parity, transfers, benchmarks and the memory checker; each in a process of its own: a fault ends only it."""
     parity = run_part("parity", budget.left - _BENCH_FLOOR_S, budget)
+    transfer = run_part("transfer", min(_TRANSFER_S, budget.left - _BENCH_FLOOR_S), budget)
     benches = run_part("benches", budget.left - _GRACE_S, budget)
     sanitizer = run_sanitizer(budget)
-    return {"parity": parity, "benches": benches, "sanitizer": sanitizer}
+    return {"parity": parity, "transfer": transfer, "benches": benches, "sanitizer": sanitizer}
 
 
 def run_part(part: str, seconds: float, budget: Budget) -> list[dict[str, Any]]:
@@ -128,7 +133,7 @@ def run_part(part: str, seconds: float, budget: Budget) -> list[dict[str, Any]]:
 
 def run_sanitizer(budget: Budget) -> str:
     """Run a few checks under compute-sanitizer; return its last line, or why it did not run."""
-    checks = "logprobs bfloat16 V=1000 stride +3,policy loss,bucket copy,float8"
+    checks = "logprobs bfloat16 V=1000 stride +3,policy loss,bucket copy,float8,digests"
     if not budget.fits("compute-sanitizer", 45.0):
         return "no time"
     command = [
@@ -189,12 +194,14 @@ def describe_row(row: Mapping[str, Any]) -> str:
         return f"left out  {row['name']}"
     if "text" in row:
         return f"\n{row['text']}"
-    return f"{'ok  ' if row['ok'] else 'FAIL'}  {row['name']}  {row.get('worst', '')} {row.get('error', '')}".rstrip()
+    told = [f"{row[key]:.3g} {unit}" for key, unit in _FIGURES.items() if key in row]
+    told += [str(row[key]) for key in ("worst", "note", "error") if key in row]
+    return "  ".join(["ok  " if row["ok"] else "FAIL", row["name"], *told])
 
 
 def summarise(report: Mapping[str, Any], out: Path) -> int:
     """Say what came out; return the exit status."""
-    failed = [row["name"] for part in ("parity", "benches") for row in report[part] if not row["ok"]]
+    failed = [row["name"] for part in ("parity", "transfer", "benches") for row in report[part] if not row["ok"]]
     say(f"{len(report['parity'])} checks, {len(report['benches'])} tables, {len(failed)} failed; written to {out}")
     say(f"compute-sanitizer: {report['sanitizer']}")
     for name in report["skipped"]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rl.ops.bucket_copy import BucketPlan, bucket_copy, quantize_fp8
+from rl.ops.bucket_copy import BucketPlan, bucket_copy, quantize_fp8, tensor_digests
 from rl.ops.linear_logprobs import linear_policy_loss_, linear_token_logprobs
 from rl.ops.logprobs import token_logprobs
 from rl.ops.native_logprobs import native_logits_threshold
@@ -254,6 +254,18 @@ def check_bucket_copy() -> Result:
     return exact(device_targets, targets[0])
 
 
+def check_digests() -> Result:
+    """Digests are the CPU's: dtypes of every width, odd sizes, odd addresses, many small tensors and a large one."""
+    tensors = [torch.randn(size + 3)[size % 4 :] for size in (1, 7, 255, 256, 257, 8191, 100_001, 5_000_000)]
+    tensors += [torch.randint(0, 256, (size + 5,), dtype=torch.uint8)[size % 5 :] for size in range(0, 3000, 7)]
+    tensors += [torch.randn(1000).to(dtype) for dtype in DTYPES.values()] + [torch.empty(0), torch.tensor(3.0)]
+    on_device = []
+    for tensor in tensors:
+        base = torch.empty(tensor.numel() + 3, dtype=tensor.dtype, device=CUDA)
+        on_device.append(base[tensor.numel() % 4 :][: tensor.numel()].copy_(tensor.view(-1)))
+    return exact([tensor_digests(on_device)], [tensor_digests(tensors)])
+
+
 def check_fp8() -> Result:
     """Codes and scales are the CPU's to the bit: ragged edges, zeros, infinities."""
     matrix = torch.randn(300, 515)
@@ -313,6 +325,7 @@ def all_checks() -> dict[str, Callable[[], Result]]:
             "sequence reduction": check_sequence_reduce,
             "bucket copy": check_bucket_copy,
             "float8": check_fp8,
+            "digests": check_digests,
             "captured graph": check_graph_capture,
         }
     )

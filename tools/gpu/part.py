@@ -1,6 +1,7 @@
 """One part of tools/gpu_check in a process of its own: a line of JSON for every check or table.
 
 python3 -m tools.gpu.part parity 60 [name,name]
+python3 -m tools.gpu.part transfer 90
 python3 -m tools.gpu.part benches 200
 """
 
@@ -16,6 +17,7 @@ import torch
 from tools.bench.report import format_table
 from tools.gpu.benches import all_benches, run_bench
 from tools.gpu.parity import CHECKS
+from tools.gpu.transfer import transfer_rows
 
 # Of a table's time, what its first calls and compilations may take beside the rounds.
 _ROUNDS_SHARE = 0.4
@@ -59,12 +61,18 @@ def bench_rows(seconds: float, device: str) -> Iterator[dict[str, Any]]:
         yield {"name": bench.name, "ok": True, "table": table, "text": format_table(table)}
 
 
+def rows_of(part: str, seconds: float, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Return the rows of a part."""
+    if part == "parity":
+        return parity_rows(seconds, names)
+    return transfer_rows() if part == "transfer" else bench_rows(seconds, "cuda")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Run a part."""
     part, seconds = arguments[0], float(arguments[1])
     names = arguments[2].split(",") if len(arguments) > 2 else list(CHECKS)
-    rows = parity_rows(seconds, names) if part == "parity" else bench_rows(seconds, "cuda")
-    for row in rows:
+    for row in rows_of(part, seconds, names):
         print(json.dumps(row), flush=True)
 
 

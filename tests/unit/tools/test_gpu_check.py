@@ -12,6 +12,7 @@ from tools.gpu import check, part
 from tools.gpu.build import (
     KERNELS,
     OPERATORS,
+    REFIT,
     BuildError,
     BuildPlan,
     Step,
@@ -37,7 +38,8 @@ def test_a_plan_compiles_every_source_and_no_test() -> None:
     compiled = {word for step in plan.compiles for word in step.command if word.endswith((".cc", ".cu"))}
     sources = {path for kind in ("cc", "cu") for path in (ROOT / "csrc").glob(f"*/*.{kind}")}
     wanted = {str(path) for path in sources if path.parent.name not in ("testing", "common")}
-    wanted -= {path for path in wanted if path.endswith(("_test.cc", "/backend_cpu.cc", "/backend_emulated.cc"))}
+    left_out = ("_test.cc", "_roles.cc", "/backend_cpu.cc", "/backend_emulated.cc")
+    wanted -= {path for path in wanted if path.endswith(left_out)}
     assert compiled == wanted
     assert len({step.output for step in plan.compiles}) == len(plan.compiles)
 
@@ -57,22 +59,22 @@ def test_kernels_are_compiled_by_nvcc_for_the_device_and_operators_against_the_s
 
 def test_each_library_is_linked_of_its_own_objects() -> None:
     plan = plan_build(toolchain(), Path("/build"))
-    operators, kernels = plan.links
-    assert (operators.output, kernels.output) == (Path("/build") / OPERATORS, Path("/build") / KERNELS)
-    objects = [{word for word in step.command if word.endswith(".o")} for step in plan.links]
-    assert not objects[0] & objects[1]
-    assert objects[0] | objects[1] == {str(step.output) for step in plan.compiles}
-    assert str(CUBLAS.library) in kernels.command and plan.missing == ""
+    assert [step.output for step in plan.links] == [Path("/build") / name for name in (OPERATORS, REFIT, KERNELS)]
+    operators, refit, kernels = ({word for word in step.command if word.endswith(".o")} for step in plan.links)
+    assert not (operators | refit) & kernels
+    assert {Path(name).name for name in operators & refit} == {"csrc_refit_digest.cc.o", "csrc_refit_pack_cpu.cc.o"}
+    assert operators | refit | kernels == {str(step.output) for step in plan.compiles}
+    assert str(CUBLAS.library) in plan.links[-1].command and plan.missing == ""
 
 
 def test_without_cublas_the_operators_alone_are_linked_and_the_reason_is_named() -> None:
     plan = plan_build(toolchain(None), Path("/build"))
-    assert [step.output.name for step in plan.links] == [OPERATORS]
+    assert [step.output.name for step in plan.links] == [OPERATORS, REFIT]
     assert "cublasLt.h" in plan.missing
     assert check.why_not_run(plan.missing) == plan.missing
     assert check.describe_build(plan).startswith("done, as --compile-only asks: all ")
     assert check.describe_build(plan).endswith("--cublas")
-    assert "both libraries link" in check.describe_build(plan_build(toolchain(), Path("/build")))
+    assert "all libraries link" in check.describe_build(plan_build(toolchain(), Path("/build")))
 
 
 def test_the_options_are_told_without_torch() -> None:
@@ -142,10 +144,11 @@ def test_checks_become_rows_whether_they_pass_fail_or_raise(monkeypatch: pytest.
 
 def test_the_summary_fails_when_a_check_failed_or_none_ran(capsys: pytest.CaptureFixture[str]) -> None:
     passed, failed = {"name": "a", "ok": True}, {"name": "b", "ok": False}
-    rest = {"benches": [], "sanitizer": "no time", "skipped": ["compute-sanitizer"]}
+    rest = {"transfer": [], "benches": [], "sanitizer": "no time", "skipped": ["compute-sanitizer"]}
     assert check.summarise({"parity": [passed], **rest}, Path("x.json")) == 0
     assert check.summarise({"parity": [passed, failed], **rest}, Path("x.json")) == 1
     assert check.summarise({"parity": [], **rest}, Path("x.json")) == 1
+    assert check.summarise({"parity": [passed], **rest, "transfer": [failed]}, Path("x.json")) == 1
     assert "failed: b" in capsys.readouterr().out
 
 

@@ -74,6 +74,7 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         self._abort_line: AbortLine | None = None
         self.reload = LayerReload(model)
         self._manifest: tuple[TensorSpec, ...] = ()
+        self._last_epoch = -1
         self._report: RankReport | None = None
         self._fault: BaseException | None = None
         worker_calls.install()
@@ -121,6 +122,12 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         """
         with self._failing():
             receiver = self._joined("update")
+            if update_info.epoch <= self._last_epoch:
+                raise WeightSyncError(
+                    f"{self._name}: epoch {update_info.epoch} of version {update_info.version} is old; "
+                    f"{self._last_epoch} was the last"
+                )
+            self._last_epoch = update_info.epoch  # every set of links has a receiver of its own, which forgets it
             receiver.start(RefitStart(update_info.epoch, update_info.version, update_info.timeout_s))
             receiver.update()
 

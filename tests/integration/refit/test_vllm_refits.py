@@ -115,6 +115,21 @@ async def test_a_cached_prefix_does_not_outlive_a_refit(engine: Engine) -> None:
     assert await engine.gap(prompt=prompt) <= EXACT
 
 
+async def test_keys_of_old_weights_that_frozen_requests_keep_are_no_prefix_of_new_ones(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recompute_kv_cache_after_weight_updates: false`, as the engine's builder sets it."""
+    monkeypatch.setattr(engine.worker, "_keeps_caches", True)
+    monkeypatch.setattr(engine.worker._refit, "_clears_caches", False)
+    prompt = tuple(range(40, 40 + 64))
+    frozen = asyncio.ensure_future(engine.sample(1, prompt=prompt, max_new_tokens=150, stop_token_ids=()))
+    await engine.sample(2, prompt=prompt, max_new_tokens=2)
+    before = engine.version
+    await engine.publish()
+    assert await engine.gap(prompt=prompt) <= EXACT
+    assert [span.version for span in (await frozen).version_spans] == [before, before + 1]
+
+
 async def test_a_process_that_fails_once_is_retried_with_new_links(engine: Engine) -> None:
     await engine.probe("probe_load", engine.last, Q_PROJ, "raise", 1)
     assert (await engine.publish()).attempts == 2
@@ -141,7 +156,8 @@ async def test_an_abort_ends_every_process_that_waits_for_a_silent_sender(engine
     info = await sender.open(OpenRequest("shm", f"{engine.tag}-silent", 1 << 14, 2, readers, 30.0))
     await asyncio.gather(receiver.init(info, 0), sender.join())
     await engine.generator.pause("drain")
-    await receiver.start(RefitStart(1000, 1000, 600.0))
+    engine.sync._epoch += 1
+    await receiver.start(RefitStart(engine.sync._epoch, 1000, 600.0))
     update = asyncio.ensure_future(receiver.update())
     done, _ = await asyncio.wait({update}, timeout=0.2)
     assert not done

@@ -4,6 +4,7 @@ import asyncio
 import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from rl.generation.generator import GeneratorRequest, SamplingParams
 from rl.generation.hf import HfWorker, build
 from rl.generation.pool import PooledGenerator
 from rl.weights.config import RefitConfig
+from rl.weights.signature import first_deviation
 from rl.weights.sync import WeightSync
+from rl.weights.transport import RefitStart
 from tests.support.local_group import InProcessCluster
 from tests.support.refit_model import TrainerModel
 from tests.support.tiny_model import EOS_ID, make_tiny_model
@@ -180,7 +183,7 @@ async def test_requests_wait_while_paused_and_abort_means_retry(run: Run) -> Non
 
 async def test_weights_are_not_taken_while_generating(run: Run) -> None:
     with pytest.raises(WeightSyncError, match="is not paused"):
-        await run.generator.weight_receivers()[0].start(1)
+        await run.generator.weight_receivers()[0].start(RefitStart(run.sync._epoch + 1, 1, 10.0))
 
 
 async def test_a_cancelled_request_is_aborted_in_the_engine(run: Run) -> None:
@@ -191,9 +194,62 @@ async def test_a_cancelled_request_is_aborted_in_the_engine(run: Run) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    await asyncio.gather(*run.generator._aborts)
+    await asyncio.gather(*run.generator._late)
     assert not any(worker._batches._waiting for worker in workers)
     assert sum(run.generator._in_flight) == 0
+
+
+async def test_every_replica_scores_as_a_plain_forward_pass_does(run: Run) -> None:
+    right = run.trainer.logprobs(PROMPT[:1], PROMPT[1:])
+    for scored in await run.generator.score(PROMPT):
+        assert max(abs(a - b) for a, b in zip(scored, right, strict=True)) < 1e-5
+    with pytest.raises(DataError, match="leaves no room"):
+        await run.generator.score([65] * (MAX_LEN + 1))
+
+
+async def test_every_parameter_is_signed_as_the_trainer_signs_it(run: Run) -> None:
+    expected = await run.trainer.handle.signatures()
+    for receiver in run.generator.weight_receivers():
+        actual = await receiver.signatures()
+        assert set(expected) <= set(actual)
+        assert first_deviation(expected, actual, 1e-9) is None
+    run.trainer.perturb(1, scale=0.3)
+    assert first_deviation(await run.trainer.handle.signatures(), actual, 2e-5) is not None
+
+
+async def test_a_parameter_that_does_not_hold_what_arrived_is_named(run: Run) -> None:
+    worker = run.generator._group.workers[1]  # type: ignore[attr-defined]
+    receive = worker._receiver.update
+
+    def receive_and_spoil() -> None:
+        receive()
+        with torch.no_grad():
+            worker._parameters["model.norm.weight"][3] += 1
+
+    worker._receiver.update = receive_and_spoil
+    with pytest.raises(WeightSyncError, match=r"generation\[1\].*model\.norm\.weight"):
+        await run.sync.publish(1)
+
+
+async def test_a_replica_that_dies_leaves_and_the_other_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    victim = run.generator._group.workers[1]  # type: ignore[attr-defined]
+
+    def dying(method: Any) -> Any:
+        @wraps(method)
+        def call(worker: HfWorker, *arguments: Any) -> Any:
+            if worker is victim:
+                raise InfraError("the process is gone")
+            return method(worker, *arguments)
+
+        return call
+
+    for name in ("pause", "init_transfer", "start_update", "abort_update", "generate"):
+        monkeypatch.setattr(HfWorker, name, dying(vars(HfWorker)[name]))
+    run.trainer.perturb(1, scale=0.3)
+    report = await run.sync.publish(1)
+    assert (report.replicas, run.generator.num_replicas, run.generator.version) == (1, 1, 1)
+    done = await asyncio.gather(*(run.sample(seed, f"r{seed}") for seed in range(4)))
+    assert max(run.gap(completion) for completion in done) < 1e-5
 
 
 async def test_tensors_of_another_model_are_refused_by_name(run: Run, tmp_path: Path) -> None:
@@ -227,7 +283,9 @@ async def test_a_refit_waits_for_the_call_of_an_earlier_one(run: Run) -> None:
     await run.generator.pause("keep")
     worker = run.generator._group.workers[0]  # type: ignore[attr-defined]
     with worker._refit_lock.held("a late call"):
-        task = asyncio.ensure_future(run.generator.weight_receivers()[0].start(1))
+        task = asyncio.ensure_future(
+            run.generator.weight_receivers()[0].start(RefitStart(run.sync._epoch + 1, 1, 10.0))
+        )
         assert await asyncio.wait({task}, timeout=0.1) == (set(), {task})
     await task
 

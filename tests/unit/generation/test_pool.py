@@ -141,3 +141,62 @@ async def test_cancelled_requests_give_their_places_back_wherever_they_were() ->
         assert len(await asyncio.gather(*done)) == 5
     assert worker.ended == {"0", "1", "2"}
     assert generator._in_flight == [0]
+
+
+async def test_a_replica_that_is_given_up_fails_its_requests_and_gets_no_more() -> None:
+    workers = [Busy(), Busy()]
+    group = InProcessGroup(workers, replicas_of(REQUEST, 2, 1, 10.0))
+    generator = PooledGenerator(group, Busy, REQUEST, 1)  # type: ignore[type-var]
+    tasks = [
+        asyncio.ensure_future(generator.generate([1], PARAMS, request_id=str(index), session="s")) for index in range(4)
+    ]
+    async with asyncio.timeout(10):
+        while not all(worker.running for worker in workers):
+            await asyncio.sleep(0)
+    names = [receiver.replica for receiver in generator.weight_receivers()]
+    await generator.remove_replica(names[0], "planted")
+    async with asyncio.timeout(10):
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        while len(ended) < 2:
+            ended, _ = await asyncio.wait(tasks, timeout=0.01)
+    # One in flight and one that waited for its place.
+    for task in ended:
+        with pytest.raises(InfraError, match=r"generation\[0\] was given up with request"):
+            task.result()
+    assert (generator.num_replicas, [r.replica for r in generator.weight_receivers()]) == (1, names[1:])
+    workers[1].let_go()
+    workers[0].let_go()
+    rest = [task for task in tasks if task not in ended]
+    assert [completion.tokens for completion in await asyncio.gather(*rest)] == [(1,), (1,)]
+    for index in range(3):
+        await generator.generate([1], PARAMS, request_id=f"later{index}", session=str(index))
+    with pytest.raises(InfraError, match="the last replica"):
+        await generator.remove_replica(names[1], "planted")
+    with pytest.raises(InfraError, match="is none of"):
+        await generator.remove_replica(names[0], "planted")
+
+
+class Deaf(Busy):
+    """A worker that cannot be paused where it is told so."""
+
+    def __init__(self, is_deaf: bool) -> None:
+        super().__init__()
+        self.is_deaf = is_deaf
+
+    def pause(self, mode: PauseMode) -> None:
+        if self.is_deaf:
+            raise InfraError("the process is gone")
+        super().pause(mode)
+
+
+@pytest.mark.parametrize("deaf", [[True, False], [True], [True, True]])
+async def test_a_replica_that_cannot_be_paused_does_not_hinder_the_others(deaf: list[bool]) -> None:
+    workers = [Deaf(one) for one in deaf]
+    group = InProcessGroup(workers, replicas_of(REQUEST, len(workers), 1, 10.0))
+    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
+    if all(deaf):
+        with pytest.raises(InfraError, match="the process is gone"):
+            await generator.pause("keep")
+    else:
+        await generator.pause("keep")
+    assert [worker.calls["keep"] for worker in workers] == [0 if one else 1 for one in deaf]

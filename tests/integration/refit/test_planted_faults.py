@@ -196,7 +196,7 @@ def record(fault: str, error: BaseException, seconds: float, state: str, *words:
     text = str(error)
     missing = [word for word in words if word not in text]
     assert not missing, f"{fault}: {missing} not named in: {text}"
-    ROWS.append((fault, f"{seconds:.1f} s", ", ".join(words), state))
+    ROWS.append((fault, f"{seconds:.2f} s", ", ".join(words), state))
 
 
 @pytest.mark.parametrize(
@@ -447,7 +447,7 @@ def test_a_slow_receiver_and_then_a_dead_one_leave_the_fleet(
         assert [handle.replica for handle in world.generator.weight_receivers()] == ["generation[0]"]
         words = "generation[1] died, leaves the fleet"
         ROWS.append(
-            ("dead receiver", f"{seconds:.1f} s", words, f"CLEAN, the rest go on; {await world.assert_works()}")
+            ("dead receiver", f"{seconds:.2f} s", words, f"CLEAN, the rest go on; {await world.assert_works()}")
         )
 
     loop.run(asyncio.wait_for(play(), 180))

@@ -1,6 +1,7 @@
 """The refit's part of tools/gpu_check, as far as a machine without a GPU shows it."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from rl.weights.faults import TransferError
 from rl.weights.native import digests_of
 from tools.bench.rounds import OURS, Effort, measure
 from tools.gpu.check import describe_row
-from tools.gpu.transfer import digest_case, hidden_share, is_refusal, transfer_rows, unpack_case
+from tools.gpu.transfer import digest_case, hidden_share, is_refusal, nccl_transfer, transfer_rows, unpack_case
 
 CPU = torch.device("cpu")
 SHAPES = ((40, 30), (7,), (3, 5))
@@ -55,3 +56,32 @@ def test_a_library_that_takes_no_gpu_twice_refuses_and_does_not_fail() -> None:
     lost = TransferError("rank 1 is gone", kind="peer lost")
     assert is_refusal(duplicate) and is_refusal(TransferError("no libnccl", kind="unavailable"))
     assert not is_refusal(lost)
+
+
+_STRICT_NCCL = Path("csrc") / "testing" / "nccl" / "libtandem_test_nccl.so"
+
+
+@pytest.fixture
+def library() -> str:
+    """The strict NCCL on host memory."""
+    here = Path(__file__).absolute()
+    places = [here.parents[3] / _STRICT_NCCL, here.resolve().parents[3] / "bazel-bin" / _STRICT_NCCL]
+    return str(next(place for place in places if place.is_file()))
+
+
+def test_two_processes_refit_over_nccl_where_the_library_allows_it(library: str) -> None:
+    row = nccl_transfer(library, library, "cpu", ((64, 32), (7,)))
+    assert row["ok"] and "note" not in row
+    assert row["gb_per_s"] > 0
+
+
+def test_a_refusal_is_told_in_the_librarys_words(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TANDEM_TEST_NCCL_ONE_RANK_PER_DEVICE", "1")
+    row = nccl_transfer(library, library, "cpu", ((8,),))
+    assert row["ok"]
+    assert "not possible with this library" in row["note"] and "Duplicate GPU detected" in row["note"]
+
+
+def test_a_library_that_is_missing_is_an_error(library: str) -> None:
+    with pytest.raises(TransferError, match="/no/such/libnccl.so.2"):
+        nccl_transfer("/no/such/libnccl.so.2", library, "cpu", ((8,),))

@@ -285,7 +285,7 @@ def request_of(
 ) -> OpenRequest:
     """A request for links of this host."""
     readers = tuple(f"generation[{number}]" for number in range(num_readers))
-    name = channel or f"tdm-test-{secrets.token_hex(6)}"
+    name = channel or channel_name()
     return OpenRequest(
         transport, name, BUCKET_BYTES, 2, readers, timeout_s, 0, LinkSettings(host="127.0.0.1", silence_s=3.0)
     )
@@ -309,9 +309,14 @@ def refit(sender: EndProcess, receivers: Sequence[EndProcess], start: RefitStart
         assert receiver.call("held").result(WAIT_S) == sent
 
 
+def channel_name() -> str:
+    """A name by which a segment can be known as this test process's."""
+    return f"tdm-test-{os.getpid()}-{secrets.token_hex(6)}"
+
+
 def segments() -> set[str]:
-    """Names in shared memory that tests of the transport made."""
-    return {path.name for path in Path("/dev/shm").glob("*tdm-test-*")}
+    """Names in shared memory that tests of this process made."""
+    return {path.name for path in Path("/dev/shm").glob(f"*tdm-test-{os.getpid()}-*")}
 
 
 def _serve(pipe: Connection, kind: Callable[..., End], arguments: tuple[Any, ...]) -> None:

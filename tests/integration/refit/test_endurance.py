@@ -78,13 +78,13 @@ def test_links_that_are_made_anew_again_and_again_leave_nothing_behind(transport
 
 
 async def test_two_hundred_refits_of_real_models_leave_the_process_as_it_was(tmp_path: Path) -> None:
-    folder = make_tiny_model(tmp_path)
+    folder, tag = make_tiny_model(tmp_path), f"tdm-test-{os.getpid()}"
     request = GeneratorRequest(str(folder), str(folder), "float32", 48, 0, 1, 0, False, 30.0)
-    generator = await build(HfGenerationConfig(num_replicas=2), InProcessCluster("tdm-test"), request)
+    generator = await build(HfGenerationConfig(num_replicas=2), InProcessCluster(tag), request)
     trainer = TrainerModel(folder)
-    sync = WeightSync(trainer.handle, generator, RefitConfig(bucket_mib=0.01), "tdm-test", SystemClock())
+    sync = WeightSync(trainer.handle, generator, RefitConfig(bucket_mib=0.01), tag, SystemClock())
     await sync.connect()
-    process, usages, shared = psutil.Process(), [], set(os.listdir("/dev/shm"))
+    process, usages, shared = psutil.Process(), [], segments()
     for version in range(NUM_REFITS):
         with torch.no_grad():
             for parameter in trainer.model.parameters():
@@ -94,6 +94,7 @@ async def test_two_hundred_refits_of_real_models_leave_the_process_as_it_was(tmp
         if (version + 1) % (NUM_REFITS // 10) == 0:
             usages.append((process.memory_info().rss, process.num_fds()))
     assert_flat(usages)
-    assert {name for name in set(os.listdir("/dev/shm")) - shared if "tdm-test" in name} == set()
+    assert segments() == shared
     await sync.close()
     await generator.close()
+    assert segments() == set()

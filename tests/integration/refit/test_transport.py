@@ -5,7 +5,6 @@ falls where it is meant to.
 """
 
 import logging
-import secrets
 import time
 from concurrent.futures import Future
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tests.support.refit_processes import (
     WAIT_S,
     ReceiverProcess,
     SenderProcess,
+    channel_name,
     connect,
     refit,
     request_of,
@@ -258,7 +258,7 @@ def test_two_runs_of_one_host_do_not_disturb_each_other(transport: TransportName
 
 
 def test_a_start_over_the_leftovers_of_a_kill_simply_works(transport: TransportName) -> None:
-    channel = f"tdm-test-{secrets.token_hex(6)}"
+    channel = channel_name()
     request = request_of(transport, 1, channel)
     with SenderProcess() as killed:
         killed.call("open", request).result(WAIT_S)

@@ -1,5 +1,7 @@
 """A receiver puts whole tensors where the engine wants them, bit for bit, whatever their shapes and the buckets."""
 
+from contextlib import closing
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -168,9 +170,8 @@ def test_tied_names_of_the_engine_are_filled_by_one_tensor() -> None:
 def test_tensors_that_do_not_fit_the_engine_are_named_before_a_link_is_joined(targets: Tensors, message: str) -> None:
     source = LocalSource(lambda: {"w": torch.ones(2, 3), "v": torch.ones(3)})
     ends = ConnectedEnds([WeightSender(source)], [WeightReceiver(InPlace(targets), "g[0]")], timeout_s=0.5)
-    with pytest.raises(WeightSyncError, match=message):
+    with closing(ends), pytest.raises(WeightSyncError, match=message):
         ends.open()
-    ends.close()
 
 
 def test_the_engine_s_own_check_of_the_manifest_is_heard() -> None:
@@ -179,9 +180,8 @@ def test_the_engine_s_own_check_of_the_manifest_is_heard() -> None:
 
     receiver = WeightReceiver(Staged(lambda new: None, keeps_tensors=False, check=refuse), "g[0]")
     ends = ConnectedEnds([WeightSender(LocalSource(lambda: {"w": torch.ones(1)}))], [receiver], timeout_s=0.5)
-    with pytest.raises(WeightSyncError, match=r"g\[0\]: no"):
+    with closing(ends), pytest.raises(WeightSyncError, match=r"g\[0\]: no"):
         ends.open()
-    ends.close()
 
 
 def test_calls_out_of_order_a_second_commit_and_old_epochs_are_refused() -> None:

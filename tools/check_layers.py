@@ -41,7 +41,16 @@ PROTOCOL_MODULES = {"rl.generation.generator", "rl.environments.base"}
 # The only files that may import these packages. An empty list of files means: nobody.
 FOREIGN_HOMES = {
     "ray": ["rl/cluster/ray.py"],
-    "vllm": ["rl/generation/vllm/worker.py", "rl/generation/vllm/receiver.py"],
+    "vllm": [
+        "rl/generation/vllm/worker.py",
+        "rl/generation/vllm/refit.py",
+        "rl/generation/vllm/plugin.py",
+        "rl/generation/vllm/extension.py",
+        "rl/generation/vllm/receiver.py",
+        "rl/generation/vllm/reload.py",
+        "rl/generation/vllm/layer_products.py",
+        "rl/generation/vllm/worker_calls.py",
+    ],
     "transformers": [
         "rl/trainer/model.py",
         "rl/generation/hf.py",
@@ -78,7 +87,9 @@ NAMED_IN_STRINGS = {
     ],
     "rl/environments/scorer_worker.py": ["rl/environments/scorer_worker.py"],
     "rl/generation/config.py": ["rl/generation/hf.py", "rl/generation/vllm/generator.py"],
-    "rl/generation/vllm/worker.py": ["rl/generation/vllm/receiver.py"],
+    "rl/generation/vllm/worker.py": ["rl/generation/vllm/extension.py"],
+    "rl/controller/setup.py": ["rl/generation/vllm/http_receiver.py"],
+    "rl/generation/vllm/plugin.py": ["rl/generation/vllm/receiver.py"],
 }
 TORCH_IN_CORE = {"rl/core/batch.py", "rl/core/native.py"}
 

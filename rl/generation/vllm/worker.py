@@ -34,7 +34,7 @@ from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 T = TypeVar("T")
 
-_EXTENSION = "rl.generation.vllm.extension.RefitExtension"
+_EXTENSION_MODULE = "rl.generation.vllm.extension"
 # A phase of a refit outlives its deadline in the engine's processes, so that their own error arrives.
 _MARGIN_S = 10.0
 _LOG_LINES = 30
@@ -72,7 +72,7 @@ class VllmWorker:
         self._engine: Any = None
         self._update_s = request.call_timeout_s
         try:
-            self._engine = self._start(context)
+            self._start(context)
         except BaseException:
             self._stop_loop()
             raise
@@ -161,7 +161,8 @@ class VllmWorker:
             del engine
             gc.collect()
 
-    def _start(self, context: WorkerContext) -> Any:
+    def _start(self, context: WorkerContext) -> None:
+        # Not even a local name of the engine: an import here leaves this frame in a cycle of vLLM's.
         environment = engine_environment(context, self._config, self._log_path.parent.parent)
         with engine_output(self._log_path), _environment(environment):
             from vllm import AsyncEngineArgs
@@ -170,9 +171,9 @@ class VllmWorker:
             try:
                 arguments = AsyncEngineArgs(**engine_arguments(context, self._config, self._request))
                 work = self._build(AsyncLLM, arguments, arguments.create_engine_config())
-                engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
+                self._engine = asyncio.run_coroutine_threadsafe(work, self._loop).result(self._config.start_timeout_s)
                 if self._request.loaded_version is not None:
-                    naming = engine.update_weight_version(str(self._request.loaded_version))
+                    naming = self._engine.update_weight_version(str(self._request.loaded_version))
                     self._call(naming, self._request.call_timeout_s, "naming the loaded weights")
             except (ValueError, TypeError) as error:
                 raise ConfigError(
@@ -185,7 +186,6 @@ class VllmWorker:
                     f"(model {self._request.model_path})"
                 ) from error
         _log_to(self._log_path)
-        return engine
 
     @staticmethod
     async def _build(engine_class: Any, arguments: Any, vllm_config: Any) -> Any:
@@ -338,7 +338,7 @@ def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: 
         "generation_config": "vllm",
         "disable_log_stats": True,
         "weight_transfer_config": {"backend": BACKEND},
-        "worker_extension_cls": _EXTENSION,
+        "worker_extension_cls": f"{_EXTENSION_MODULE}.RefitExtension",
         **memory,
         **config.vllm_kwargs,
     }

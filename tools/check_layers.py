@@ -71,7 +71,8 @@ NAMED_IN_STRINGS = {
     "rl/cluster/host.py": ["rl/cluster/rendezvous.py"],
     "rl/cluster/local.py": ["rl/cluster/rendezvous.py"],
     "rl/cluster/virtual_cluster.py": ["rl/cluster/ray.py"],
-    "rl/controller/doctor.py": ["rl/core/native.py"],
+    "rl/controller/doctor.py": ["rl/core/native.py", "rl/weights/refit_library.py"],
+    "rl/controller/setup.py": ["rl/generation/vllm/http_receiver.py"],
     "rl/data/datasets.py": ["rl/data/hf_dataset.py", "rl/data/reasoning_gym_dataset.py"],
     "rl/environments/config.py": [
         "rl/environments/calculator.py",

@@ -1,34 +1,22 @@
-// NCCL links over the strict NCCL on host memory (csrc/testing/nccl): whole refits in threads and
-// in processes, both dialects, ends that disagree, die, never come or give up, and what is left
-// behind. TANDEM_TEST_NCCL is the library's path.
+// NCCL links over the strict NCCL on host memory (csrc/testing/nccl), ends in threads: whole refits
+// in both dialects, ends that disagree, never come or give up, and what is left behind.
 #include "csrc/refit/nccl_link.h"
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <future>
-#include <random>
 #include <utility>
 
+#include "csrc/refit/nccl_ends.h"
 #include "csrc/refit/session.h"
-#include "csrc/testing/child_process.h"
 #include "csrc/testing/refit_problem.h"
 
 namespace tandem {
 namespace {
-
-constexpr double kTimeout = 20;
-
-std::string Library() {
-  const char* path = std::getenv("TANDEM_TEST_NCCL");
-  EXPECT_NE(path, nullptr) << "TANDEM_TEST_NCCL is not set";
-  return path == nullptr ? "" : path;
-}
 
 // Made and alive: device memory, pinned memory, streams, events.
 std::array<int64_t, 8> DeviceCounts() {
@@ -37,80 +25,6 @@ std::array<int64_t, 8> DeviceCounts() {
   std::array<int64_t, 8> counts;
   counts_of(counts.data());
   return counts;
-}
-
-// For the time of a test, of this process and its children.
-class Setting {
- public:
-  explicit Setting(const char* name, const char* value = "1") : name_(name) {
-    setenv(name, value, 1);
-  }
-  ~Setting() { unsetenv(name_); }
-
- private:
-  const char* name_;
-};
-
-std::string NewId() {
-  std::string id;
-  const Status status = MakeNcclUniqueId(Library(), &id);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return id;
-}
-
-std::string ToHex(const std::string& bytes) {
-  std::string text;
-  for (const char byte : bytes) {
-    constexpr char kDigits[] = "0123456789abcdef";
-    text += {kDigits[(byte >> 4) & 15], kDigits[byte & 15]};
-  }
-  return text;
-}
-std::string FromHex(const std::string& text) {
-  std::string bytes;
-  for (size_t i = 0; i + 1 < text.size(); i += 2) {
-    bytes += static_cast<char>(std::stoi(text.substr(i, 2), nullptr, 16));
-  }
-  return bytes;
-}
-
-// Many small tensors, mixed types, empty ones, one that fills many buckets.
-Plan MakePlan(int32_t num_roots = 1) {
-  std::vector<TensorEntry> tensors;
-  for (int i = 0; i < 40; ++i) {
-    const WireType types[] = {WireType::kFloat32, WireType::kBFloat16, WireType::kInt8};
-    tensors.push_back({"small." + std::to_string(i), types[i % 3], {i % 7, 3, 37}});
-  }
-  tensors.push_back({"scalar", WireType::kFloat32, {}});
-  tensors.push_back({"large", WireType::kBFloat16, {300, 1000}});
-  Plan plan;
-  const Status status = BuildPlan(std::move(tensors), 16384, num_roots, &plan);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return plan;
-}
-
-NcclOptions Options(const std::string& id, NcclDialect dialect = NcclDialect::kBroadcast,
-                    int device = 0) {
-  return {Library(), Library(), id, dialect, device};
-}
-
-LinkGeometry Geometry(const Plan& plan, int32_t num_readers, int32_t root = 0) {
-  return {plan.digest, kHeaderBytes + plan.bucket_bytes, 3, num_readers, root};
-}
-
-std::unique_ptr<SendLink> MakeSender(const NcclOptions& options, const LinkGeometry& geometry) {
-  std::unique_ptr<SendLink> link;
-  const Status status = CreateNcclSendLink(options, geometry, &link);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return link;
-}
-
-std::unique_ptr<ReceiveLink> MakeReader(const NcclOptions& options, const LinkGeometry& geometry,
-                                        int32_t reader) {
-  std::unique_ptr<ReceiveLink> link;
-  const Status status = CreateNcclReceiveLink(options, geometry, reader, &link);
-  EXPECT_TRUE(status.ok()) << status.message();
-  return link;
 }
 
 RefitGroup MakeGroup(const Plan& plan, int32_t num_readers,
@@ -131,12 +45,6 @@ RefitGroup MakeGroup(const Plan& plan, int32_t num_readers,
         plan, reader, std::move(wires[static_cast<size_t>(reader)]), SessionOptions{}));
   }
   return group;
-}
-
-// The contents that everybody knows of an epoch.
-void FillFor(uint64_t epoch, TensorStore* store) {
-  std::mt19937_64 random(epoch);
-  store->Fill(&random);
 }
 
 void ExpectEqual(const Plan& plan, const TensorStore& want, const TensorStore& got) {
@@ -380,132 +288,5 @@ TEST(NcclLink, LibrariesThatWillNotDoAreNamed) {
   EXPECT_NE(status.message().find("it has no TandemDeviceOps"), std::string::npos);
 }
 
-// ---- Processes ----
-
-// id, reader, num_readers, dialect, first epoch, timeout: receives a refit for every line, and says
-// how it went.
-int ReaderRole(const std::vector<std::string>& arguments) {
-  const Plan plan = MakePlan();
-  const auto dialect = static_cast<NcclDialect>(std::stoi(arguments[3]));
-  const int32_t reader = std::stoi(arguments[1]);
-  std::vector<std::unique_ptr<ReceiveLink>> links;
-  links.push_back(MakeReader(Options(FromHex(arguments[0]), dialect),
-                             Geometry(plan, std::stoi(arguments[2])), reader));
-  ReceiveSession session(plan, reader, std::move(links), {});
-  Status status = session.Join(Deadline::In(kTimeout));
-  PrintLine(status.ok() ? "joined" : status.message());
-  TensorStore store(plan), want(plan);
-  for (uint64_t epoch = std::stoull(arguments[4]); AwaitLine(); ++epoch) {
-    const EndResult result =
-        ReceiveAll(plan, &session, &store, {epoch, epoch, std::stod(arguments[5])});
-    FillFor(epoch, &want);
-    bool is_equal = true;
-    for (size_t i = 0; i < plan.tensors.size(); ++i) is_equal = is_equal && store[i] == want[i];
-    if (!result.status.ok()) {
-      PrintLine(std::to_string(static_cast<int>(result.status.code())) + " " +
-                result.status.message());
-    } else {
-      PrintLine(is_equal ? "equal" : "different");
-    }
-  }
-  return 0;
-}
-
-struct Fleet {
-  std::unique_ptr<SendSession> sender;
-  std::vector<std::unique_ptr<ChildProcess>> readers;
-};
-
-Fleet StartFleet(const Plan& plan, int num_readers, NcclDialect dialect, uint64_t first_epoch = 1,
-                 double timeout = kTimeout) {
-  Fleet fleet;
-  const std::string id = NewId();
-  for (int reader = 0; reader < num_readers; ++reader) {
-    fleet.readers.push_back(std::make_unique<ChildProcess>(
-        "reader",
-        std::vector<std::string>{ToHex(id), std::to_string(reader), std::to_string(num_readers),
-                                 std::to_string(static_cast<int>(dialect)),
-                                 std::to_string(first_epoch), std::to_string(timeout)}));
-  }
-  fleet.sender = std::make_unique<SendSession>(
-      plan, 0, MakeSender(Options(id, dialect), Geometry(plan, num_readers)), SessionOptions{});
-  const Status status = fleet.sender->Join(Deadline::In(kTimeout));
-  EXPECT_TRUE(status.ok()) << status.message();
-  for (const auto& reader : fleet.readers) {
-    EXPECT_EQ(reader->ReadLine(Deadline::In(kTimeout)), "joined");
-  }
-  return fleet;
-}
-
-void ExpectFleetRefits(const Plan& plan, Fleet* fleet, uint64_t first_epoch, uint64_t num_epochs) {
-  TensorStore source(plan);
-  for (uint64_t epoch = first_epoch; epoch < first_epoch + num_epochs; ++epoch) {
-    FillFor(epoch, &source);
-    for (const auto& reader : fleet->readers) reader->WriteLine("go");
-    const EndResult result =
-        SendAll(plan, 0, fleet->sender.get(), &source, {epoch, epoch, kTimeout});
-    ASSERT_TRUE(result.status.ok()) << result.status.message();
-    for (const auto& reader : fleet->readers) {
-      EXPECT_EQ(reader->ReadLine(Deadline::In(kTimeout)), "equal");
-    }
-  }
-}
-
-TEST_P(NcclLinkDialects, ProcessesRefitEpochAfterEpoch) {
-  const Setting jitter("TANDEM_TEST_DEVICE_JITTER_US", "200");
-  const Plan plan = MakePlan();
-  Fleet fleet = StartFleet(plan, 2, GetParam());
-  ExpectFleetRefits(plan, &fleet, 1, 3);
-}
-
-TEST(NcclLinkProcesses, AReaderThatDiesIsNamedAndTheNextLinksWork) {
-  const Plan plan = MakePlan();
-  {
-    Fleet fleet = StartFleet(plan, 2, NcclDialect::kBroadcast);
-    ExpectFleetRefits(plan, &fleet, 1, 1);
-    fleet.readers[0]->WriteLine("go");
-    fleet.readers[1]->Kill(SIGKILL);
-    TensorStore source(plan);
-    const EndResult result = SendAll(plan, 0, fleet.sender.get(), &source, {2, 2, kTimeout});
-    EXPECT_EQ(result.status.code(), StatusCode::kPeerLost) << result.status.message();
-    EXPECT_NE(result.status.message().find("the process of rank 2 died"), std::string::npos)
-        << result.status.message();
-    const std::string line = fleet.readers[0]->ReadLine(Deadline::In(kTimeout));
-    EXPECT_EQ(line.substr(0, 2), std::to_string(static_cast<int>(StatusCode::kPeerLost)) + " ");
-  }
-  Fleet fleet = StartFleet(plan, 2, NcclDialect::kBroadcast, 3);
-  ExpectFleetRefits(plan, &fleet, 3, 2);
-}
-
-TEST(NcclLinkProcesses, ASilentDeathEndsAtTheDeadlineOnAll) {
-  const Setting silent("TANDEM_TEST_NCCL_SILENT");
-  const Plan plan = MakePlan();
-  Fleet fleet = StartFleet(plan, 2, NcclDialect::kBroadcast, 1, 1.0);
-  fleet.readers[1]->Kill(SIGKILL);
-  fleet.readers[0]->WriteLine("go");
-  TensorStore source(plan);
-  const auto start = Deadline::Clock::now();
-  const EndResult result = SendAll(plan, 0, fleet.sender.get(), &source, {1, 1, 1.0});
-  EXPECT_EQ(result.status.code(), StatusCode::kDeadlineExceeded) << result.status.message();
-  const std::string line = fleet.readers[0]->ReadLine(Deadline::In(kTimeout));
-  EXPECT_EQ(line.substr(0, 2),
-            std::to_string(static_cast<int>(StatusCode::kDeadlineExceeded)) + " ")
-      << line;
-  EXPECT_LT(std::chrono::duration<double>(Deadline::Clock::now() - start).count(), 10);
-}
-
-TEST(NcclLinkProcesses, AStoppedReaderEndsAtTheDeadline) {
-  const Plan plan = MakePlan();
-  Fleet fleet = StartFleet(plan, 1, NcclDialect::kBroadcast);
-  fleet.readers[0]->Kill(SIGSTOP);
-  TensorStore source(plan);
-  const EndResult result = SendAll(plan, 0, fleet.sender.get(), &source, {1, 1, 0.5});
-  EXPECT_EQ(result.status.code(), StatusCode::kDeadlineExceeded) << result.status.message();
-}
-
 }  // namespace
 }  // namespace tandem
-
-int main(int argc, char** argv) {
-  return tandem::MainWithRoles(argc, argv, {{"reader", tandem::ReaderRole}});
-}

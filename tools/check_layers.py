@@ -89,7 +89,6 @@ NAMED_IN_STRINGS = {
     "rl/environments/scorer_worker.py": ["rl/environments/scorer_worker.py"],
     "rl/generation/config.py": ["rl/generation/hf.py", "rl/generation/vllm/generator.py"],
     "rl/generation/vllm/worker.py": ["rl/generation/vllm/extension.py"],
-    "rl/controller/setup.py": ["rl/generation/vllm/http_receiver.py"],
     "rl/generation/vllm/plugin.py": ["rl/generation/vllm/receiver.py"],
 }
 TORCH_IN_CORE = {"rl/core/batch.py", "rl/core/native.py"}

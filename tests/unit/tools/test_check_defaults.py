@@ -23,7 +23,7 @@ def test_the_tree_has_no_scattered_defaults() -> None:
         ("def f(config: dict):\n    return config.get('val_period', 7)\n", 'x.py:2: .get("val_period", ...)'),
         ("def f(other: dict):\n    return other.get('val_period', 10)\n", 'x.py:2: .get("val_period", ...)'),
         ("def f(val_period: int = 10):\n    pass\n", "x.py:1: parameter val_period of f repeats"),
-        ("def f(*, bucket_mib: float = 64.0):\n    pass\n", "x.py:1: parameter bucket_mib of f repeats"),
+        ("def f(*, start_timeout_s: float = 600.0):\n    pass\n", "x.py:1: parameter start_timeout_s of f repeats"),
         ("def f(trust_remote_code: bool = False):\n    pass\n", "x.py:1: parameter trust_remote_code of f repeats"),
         ("def f(*, val_at_start=True):\n    pass\n", "x.py:1: parameter val_at_start of f repeats"),
         ("class A:\n    val_period: int = 10\n", "x.py:2: field val_period repeats"),

@@ -159,10 +159,4 @@ Status Digest(const DigestItem* items, int64_t num_items, uint64_t* digests,
 
 }  // namespace cpu
 
-uint64_t CombineDigests(const uint64_t* digests, int64_t count) {
-  uint64_t combined = 0;
-  for (int64_t i = 0; i < count; ++i) combined = Mix(combined + digests[i] + DigestKey(0));
-  return combined;
-}
-
 }  // namespace tandem

@@ -42,7 +42,4 @@ Status Digest(const DigestItem* items, int64_t num_items, uint64_t* digests,
               const Execution& execution);
 }  // namespace cuda
 
-// One digest of several, in order: what a bucket's header carries of its pieces.
-uint64_t CombineDigests(const uint64_t* digests, int64_t count);
-
 }  // namespace tandem

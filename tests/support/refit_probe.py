@@ -37,10 +37,6 @@ class RefitProbe(RefitExtension):
             if fault != "none":
                 engine._load = _Faulty(engine._load, name, fault, times)
 
-    def probe_process(self) -> int:
-        """Return the process id."""
-        return os.getpid()
-
 
 class _Faulty:
     def __init__(self, load: Any, name: str, fault: LoadFault, times: int) -> None:

@@ -203,11 +203,12 @@ class WeightSync:
         laps = _Laps(self._clock)
         deadline = self._clock.now() + self._config.timeout_s
         links, self._links = self._links, None
+        # First of all: whatever fails from here on, nothing is generated until a refit succeeds.
+        await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
+        laps.end("pause")
         if links is None or links.readers != [n for m in self._fleet.members() for n in m.reader_names]:
             links = await self._open(deadline)
         laps.end("open")
-        await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
-        laps.end("pause")
         self._epoch += 1
         start = RefitStart(self._epoch, version, self._left(deadline))
         await self._together("start", links.handles, [handle.start(start) for handle in links.handles], deadline)

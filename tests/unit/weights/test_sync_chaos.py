@@ -190,6 +190,11 @@ def test_no_order_of_faults_lets_a_mixture_generate_or_stops_the_next_refit(
     run_virtually(play(steps, num_replicas, min(min_replicas, num_replicas)))
 
 
+def test_links_that_cannot_be_made_again_leave_the_generator_paused() -> None:
+    """A refit that was given up has no links any more, and the next one fails before it has any."""
+    run_virtually(play([Publish((), None, 33), Publish((), ("raise", "open"), None)], 1, 1))
+
+
 def test_versions_that_nobody_published_are_noticed_by_the_watcher() -> None:
     """The test's own eye: a mixture in an engine that generates is seen."""
 

@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "csrc/testing/status_checks.h"
+
 namespace tandem {
 namespace {
 
@@ -36,19 +38,6 @@ bool Exists(const std::string& name) {
   struct stat found;
   return stat(("/dev/shm/" + name).c_str(), &found) == 0;
 }
-
-#define ASSERT_OK(expression)                       \
-  do {                                              \
-    const Status status_ = (expression);            \
-    ASSERT_TRUE(status_.ok()) << status_.message(); \
-  } while (false)
-
-#define EXPECT_FAILS(expression, expected_code, expected_text)                                \
-  do {                                                                                        \
-    const Status status_ = (expression);                                                      \
-    EXPECT_EQ(status_.code(), StatusCode::expected_code) << status_.message();                \
-    EXPECT_NE(status_.message().find(expected_text), std::string::npos) << status_.message(); \
-  } while (false)
 
 // One sender and its readers, joined, all in this process.
 class Ends {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "csrc/refit/tcp_link.h"
+#include "csrc/testing/status_checks.h"
 
 namespace tandem {
 
@@ -24,19 +25,6 @@ inline LinkGeometry Geometry(int32_t num_readers, int64_t slot_bytes = 5000) {
 }
 
 inline Deadline Soon() { return Deadline::In(30); }
-
-#define ASSERT_OK(expression)                       \
-  do {                                              \
-    const Status status_ = (expression);            \
-    ASSERT_TRUE(status_.ok()) << status_.message(); \
-  } while (false)
-
-#define EXPECT_FAILS(expression, expected_code, expected_text)                                \
-  do {                                                                                        \
-    const Status status_ = (expression);                                                      \
-    EXPECT_EQ(status_.code(), StatusCode::expected_code) << status_.message();                \
-    EXPECT_NE(status_.message().find(expected_text), std::string::npos) << status_.message(); \
-  } while (false)
 
 // One sender and its readers in this process.
 class TcpEnds : public testing::Test {

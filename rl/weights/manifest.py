@@ -9,25 +9,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rl.core.errors import WeightSyncError
+from rl.weights.refit_library import WIRE_DTYPES, WIRE_NAMES
 from rl.weights.transport import TensorSpec
 
-_ITEM_BYTES = {
-    str(dtype).removeprefix("torch."): dtype.itemsize
-    for dtype in (
-        torch.float64,
-        torch.float32,
-        torch.bfloat16,
-        torch.float16,
-        torch.float8_e4m3fn,
-        torch.float8_e5m2,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    )
-}
+_ITEM_BYTES = {name: dtype.itemsize for name, dtype in zip(WIRE_NAMES, WIRE_DTYPES, strict=True)}
 _CASTABLE = (torch.float32, torch.bfloat16, torch.float16)
 
 

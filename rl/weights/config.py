@@ -28,7 +28,9 @@ class RefitConfig(ConfigModel):
         "auto = nccl with GPUs, shm on one host, else tcp.",
     )
     bucket_mib: float | None = operational(
-        None, gt=0, description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512."
+        None,
+        ge=0.001,
+        description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512.",
     )
     num_buffers: int | None = operational(
         None, ge=2, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."

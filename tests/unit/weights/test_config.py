@@ -35,6 +35,13 @@ def test_sizes_are_the_transports_unless_they_are_set() -> None:
     assert (config.bucket_bytes_for("nccl"), config.num_buffers_for("shm")) == (1 << 19, 3)
 
 
+def test_a_bucket_too_small_for_a_piece_is_refused_at_once() -> None:
+    """Pieces begin at multiples of 1 KiB: less than that, and a plan could not be made."""
+    with pytest.raises(ValidationError, match="bucket_mib"):
+        RefitConfig(bucket_mib=0.0009)
+    assert RefitConfig(bucket_mib=0.001).bucket_bytes_for("shm") >= 1024
+
+
 def test_the_probe_is_rarer_on_gpus_and_as_strict_as_the_precision_allows() -> None:
     config = RefitConfig()
     assert (config.check_every_for(on_gpus=False), config.check_every_for(on_gpus=True)) == (1, 20)

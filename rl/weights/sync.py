@@ -110,6 +110,7 @@ class WeightSync:
         self._links: _Links | None = None
         self._connected = False
         self._busy = False
+        self._is_paused = False
         # Above those of every earlier driver: an engine may outlive it, and refuses what is not new.
         self._epoch = time.time_ns() // 1000
         self._state: RefitState = "CLEAN"
@@ -154,6 +155,7 @@ class WeightSync:
         """
         self._check_call(version)
         self._busy = True
+        self._is_paused = False  # whatever others did meanwhile
         started, attempts = self._clock.now(), 0
         try:
             while True:
@@ -203,8 +205,10 @@ class WeightSync:
         laps = _Laps(self._clock)
         deadline = self._clock.now() + self._config.timeout_s
         links, self._links = self._links, None
-        # First of all: whatever fails from here on, nothing is generated until a refit succeeds.
-        await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
+        if not self._is_paused:
+            # First of all: whatever fails from here on, nothing is generated until a refit succeeds.
+            await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
+            self._is_paused = True
         laps.end("pause")
         if links is None or links.readers != [n for m in self._fleet.members() for n in m.reader_names]:
             links = await self._open(deadline)
@@ -219,6 +223,7 @@ class WeightSync:
         commits = [handle.finish(version) for handle in links.handles]
         acks = await self._together("commit", links.handles, commits, deadline)
         sent = self._agree(links, version, results[TRAINER], acks)
+        self._is_paused = False
         await self._alone("resume", self._fleet.resume(), deadline)
         laps.end("commit")
         changed = sent.num_changed(self._sent)

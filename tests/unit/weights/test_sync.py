@@ -136,6 +136,17 @@ async def test_a_failing_sender_is_named(phase: str) -> None:
     await scene.assert_next_works(1)
 
 
+async def test_a_paused_fleet_is_not_paused_again_for_a_retry() -> None:
+    """An engine that died would answer that call too late, or with less than its handle says."""
+    scene = await Scene().connected()
+    scene.fail_once(1, "start", RuntimeError("not now"))
+    assert (await scene.sync.publish(0)).attempts == 2
+    assert scene.fleet.modes == ["keep"]
+    await scene.sync.publish(1)
+    assert scene.fleet.modes == ["keep", "keep"]
+    scene.assert_loaded(1)
+
+
 async def test_a_trainer_that_died_is_not_tried_again() -> None:
     scene = await Scene().connected()
 

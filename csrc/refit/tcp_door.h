@@ -25,7 +25,8 @@ class Door {
   Door(UniqueFd listener, double hello_s, Judge judge, Admit admit);
   ~Door();
 
-  bool has_guests() const { return !guests_.empty(); }
+  // Whether something is to be done that no descriptor announces: a deadline, or another try.
+  bool wants_turns() const { return !guests_.empty() || is_paused_; }
   void AddTo(std::vector<pollfd>* polled) const;
   // polled: what AddTo added, after the poll.
   void Serve(const pollfd* polled);

@@ -3,8 +3,11 @@
 #include "csrc/refit/tcp_door.h"
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <poll.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <memory>
 #include <string>
@@ -171,6 +174,44 @@ TEST_F(TcpDoor, ACrowdOfStrangersDoesNotKeepReadersOut) {
   EXPECT_TRUE(crowd.front()->IsDropped());
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("further ones are not logged"), std::string::npos) << log;
+}
+
+// Descriptors of this process that can still be opened.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(rlim_t left) {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &before_), 0);
+    const int next = dup(0);
+    close(next);
+    const rlimit few = {static_cast<rlim_t>(next) + left, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  }
+  ~FewDescriptors() { setrlimit(RLIMIT_NOFILE, &before_); }
+
+ private:
+  rlimit before_;
+};
+
+// Nobody is there yet whose turn would wake the sender.
+TEST_F(TcpDoor, AListenerWithoutDescriptorsGoesOnWhenThereAreSome) {
+  ASSERT_NO_FATAL_FAILURE(Open(Geometry(1)));
+  std::string host;
+  sockaddr_in sender = {};
+  int port = 0;
+  ASSERT_OK(tcp::SplitAddress(sender_->address(), &host, &port));
+  sender.sin_family = AF_INET;
+  sender.sin_port = htons(static_cast<uint16_t>(port));
+  sender.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  {
+    const FewDescriptors one(1);  // for the stranger's end, and none for the listener's
+    const tcp::UniqueFd stranger(socket(AF_INET, SOCK_STREAM, 0));
+    const auto* address = reinterpret_cast<const sockaddr*>(&sender);
+    ASSERT_EQ(connect(stranger.get(), address, sizeof(sender)), 0);
+    ASSERT_EQ(send(stranger.get(), "no hello", 8, MSG_NOSIGNAL), 8);
+    pollfd polled = {stranger.get(), POLLIN, 0};
+    EXPECT_EQ(poll(&polled, 1, 300), 0) << "it was answered, so it was let in";
+  }
+  ASSERT_NO_FATAL_FAILURE(Join());
 }
 
 TEST_F(TcpDoor, WhoAnswersAReaderMustBeASender) {

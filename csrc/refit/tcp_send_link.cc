@@ -331,11 +331,11 @@ bool TcpSendLink::Turn(bool* is_busy) {
   }
   polled_.clear();
   polled_.push_back({state_.wakeup().fd(), POLLIN, 0});
-  bool is_anybody_there = door_.has_guests();
+  bool wants_turns = door_.wants_turns();
   *is_busy = false;
   for (const auto& reader : readers_) {
     if (!reader->channel) continue;
-    is_anybody_there = true;
+    wants_turns = true;
     KeepAlive(reader->channel.get());
     *is_busy |= Pump(reader.get(), posted);
     if (!reader->channel) continue;
@@ -344,9 +344,7 @@ bool TcpSendLink::Turn(bool* is_busy) {
   }
   const size_t first_guest = polled_.size();
   door_.AddTo(&polled_);
-  const int wait_ms = *is_busy           ? 0
-                      : is_anybody_there ? static_cast<int>(tcp::kHeartbeatS * 1e3)
-                                         : -1;
+  const int wait_ms = *is_busy ? 0 : wants_turns ? static_cast<int>(tcp::kHeartbeatS * 1e3) : -1;
   poll(polled_.data(), polled_.size(), wait_ms);
   if (polled_[0].revents != 0) state_.wakeup().Clear();
   size_t next = 1;

@@ -10,6 +10,7 @@ and `close`, which may come from any thread and end a call that waits.
 """
 
 import base64
+import binascii
 import ctypes
 import sys
 import threading
@@ -414,7 +415,7 @@ def nccl_unique_id(library: str) -> str:
 
 
 def _link(options: LinkOptions, addresses: Sequence[str], unique_ids: Sequence[str]) -> LinkRecord:
-    ids = b"".join(base64.b64decode(text) for text in unique_ids)
+    ids = b"".join(map(_id_bytes, unique_ids))
     return LinkRecord(
         transport=TRANSPORTS[options.transport],
         num_slots=options.num_slots,
@@ -435,3 +436,14 @@ def _little_endian(digests: "ctypes.Array[ctypes.c_uint64]", count: int) -> byte
     if sys.byteorder == "little":
         return bytes(memoryview(digests).cast("B")[: 8 * count])
     return b"".join(value.to_bytes(8, "little") for value in digests[:count])
+
+
+def _id_bytes(text: str) -> bytes:
+    """The library reads so many bytes of each; shorter ones would have it read beyond."""
+    try:
+        found = base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise WeightSyncError(f"'{text}' is no NCCL id: {error}") from error
+    if len(found) != UNIQUE_ID_BYTES:
+        raise WeightSyncError(f"an NCCL id has {UNIQUE_ID_BYTES} bytes, '{text}' has {len(found)}")
+    return found

@@ -398,3 +398,10 @@ def test_options_that_cannot_work_are_refused(group: Group) -> None:
     assert (fault.kind, "at least 2, got 1" in str(fault)) == ("invalid", True)
     with pytest.raises(WeightSyncError, match="2 addresses for 1 roots"):
         NativeReceiver(group.plan, 0, ["a", "b"], LinkOptions("shm", 2, 1))
+
+
+@pytest.mark.parametrize(("text", "words"), [("QUJD", "128 bytes, 'QUJD' has 3"), ("no id", "'no id' is no NCCL id")])
+def test_an_nccl_id_of_another_length_is_refused_before_the_library_reads_it(text: str, words: str) -> None:
+    plan = Plan.build([TensorSpec("t", "float32", (3,))], 4096)
+    with pytest.raises(WeightSyncError, match=words):
+        NativeReceiver(plan, 0, [text], LinkOptions("nccl", 2, 1))

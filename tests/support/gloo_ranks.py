@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
+from threading import Barrier
 from typing import Any, TypeVar
 
 import torch
@@ -29,10 +30,14 @@ def in_threads(world_size: int, function: Callable[[int, Any], T]) -> list[T]:
     """Run `function(rank, group)` on a thread per rank; results in rank order."""
     store, address = serve_store("127.0.0.1")
     port = int(address.rpartition(":")[2])
+    # A rank without a collective would else be gone while its peers still connect to it.
+    are_connected = Barrier(world_size, timeout=TIMEOUT_S)
 
     def run(rank: int) -> T:
         client = c10d.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT_S))
-        return function(rank, gloo_group(c10d.PrefixStore("ranks", client), rank, world_size))
+        group = gloo_group(c10d.PrefixStore("ranks", client), rank, world_size)
+        are_connected.wait()
+        return function(rank, group)
 
     with ThreadPoolExecutor(world_size) as pool:
         results = list(pool.map(run, range(world_size)))

@@ -207,6 +207,21 @@ def shared_memory_is_on_one_host(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict((keys[0], keys[2]), problem, f"set {keys[0]}=auto")
 
 
+def addresses_are_for_tcp(config: MasterConfig) -> Iterator[Conflict]:
+    """Shared memory and NCCL have no addresses; a loopback's is no use to another host."""
+    refit, cluster = config.policy.generation.refit_cfg, config.cluster
+    transport = refit.transport_for(on_gpus=cluster.gpus_per_node > 0, num_hosts=cluster.num_nodes)
+    key, host_key = f"{_REFIT}.transport", f"{_REFIT}.host"
+    if transport != "tcp":
+        source = f"{refit.transport} is {transport} here" if refit.transport == "auto" else f"{refit.transport}"
+        yield from inert(refit, _REFIT, ["host", "silence_s"], key, f"{key}={source}, and only tcp uses it")
+    elif refit.host_is_local and (cluster.num_nodes > 1 or refit.remote_servers):
+        others = f"{_REFIT}.servers" if refit.remote_servers else "cluster.num_nodes"
+        value = refit.remote_servers[0] if refit.remote_servers else cluster.num_nodes
+        problem = f"{host_key}={refit.host} reaches no other host, but {others}={value}"
+        yield Conflict((host_key, others), problem, f"set {host_key}=null, or to the address on their network")
+
+
 def nccl_needs_gpus(config: MasterConfig) -> Iterator[Conflict]:
     """NCCL moves memory of GPUs."""
     refit, gpus = config.policy.generation.refit_cfg, config.cluster.gpus_per_node
@@ -261,6 +276,7 @@ RUN_CHECKS: list[Check] = [
     joined_cluster_has_its_own_store,
     gpus_suffice,
     shared_memory_is_on_one_host,
+    addresses_are_for_tcp,
     nccl_needs_gpus,
     enough_replicas_are_started,
     caches_are_kept_only_where_there_are_any,

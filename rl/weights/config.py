@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from rl.core.config import ConfigModel, operational
-from rl.weights.transport import TransportName
+from rl.weights.transport import LinkSettings, TransportName
 
 _MIB = 1 << 20
 # Small slots of shared memory stay in the cache between the two copies; a wire wants fewer, larger messages.
@@ -17,6 +17,7 @@ _NUM_BUFFERS: dict[TransportName, int] = {"shm": 4, "tcp": 4, "nccl": 2}
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
 _CHECK_EVERY_ON_GPUS = 20
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+_LOOPBACK = "127.0.0.1"
 
 
 class RefitConfig(ConfigModel):
@@ -34,6 +35,15 @@ class RefitConfig(ConfigModel):
     )
     num_buffers: int | None = operational(
         None, ge=2, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."
+    )
+    host: str | None = operational(
+        None,
+        min_length=1,
+        description="tcp: the address at which the trainer listens and is reached, IPv4, IPv6 or a name; null = "
+        "127.0.0.1 where everything is on one host, else each sending rank's own on the network that leads outside.",
+    )
+    silence_s: float = operational(
+        20.0, ge=0.5, le=86400, description="tcp: a peer that says nothing for so long, in seconds, is lost."
     )
     timeout_s: float = operational(
         300.0, gt=0, description="Deadline of one attempt, in seconds; a refit that fails is tried once more."
@@ -62,6 +72,16 @@ class RefitConfig(ConfigModel):
         description="URLs of vLLM servers that Tandem did not start (in development mode); each gets every version.",
     )
 
+    @field_validator("host")
+    @classmethod
+    def _is_an_address(cls, host: str | None) -> str | None:
+        bare = host if host is None else host.removeprefix("[").removesuffix("]")
+        if bare in ("0.0.0.0", "::"):
+            raise ValueError(
+                f"nobody can be reached at '{host}'; write the address by which generators reach the trainer"
+            )
+        return bare
+
     @field_validator("servers")
     @classmethod
     def _are_urls(cls, servers: list[str]) -> list[str]:
@@ -86,6 +106,17 @@ class RefitConfig(ConfigModel):
     def remote_servers(self) -> list[str]:
         """Servers that are, by their URL, not on this host."""
         return [url for url in self.servers if urlsplit(url).hostname not in _LOCAL_HOSTS]
+
+    @property
+    def host_is_local(self) -> bool:
+        """Whether only processes of the trainer's own host reach it at `host`."""
+        return self.host in _LOCAL_HOSTS
+
+    def link_for(self, *, num_hosts: int) -> LinkSettings:
+        """Return what the ends of a link are told; roots on several hosts find their addresses themselves."""
+        is_one_host = num_hosts == 1 and not self.remote_servers
+        host = self.host or (_LOOPBACK if is_one_host else "")
+        return LinkSettings(host=host, silence_s=self.silence_s)
 
     def bucket_bytes_for(self, transport: TransportName) -> int:
         """Return the capacity of a bucket."""

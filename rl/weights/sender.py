@@ -194,7 +194,12 @@ class WeightSender:
     def _native(self, plan: Plan, request: OpenRequest) -> NativeSender:
         device, rank = self._place.device, self._place.rank
         options = link_options(request.transport, request.num_slots, len(request.readers), device, request.link)
-        return NativeSender(plan, rank, _address(request, rank, options), options)
+        try:
+            return NativeSender(plan, rank, _address(request, rank, options), options)
+        except TransferError as error:
+            if request.transport != "tcp" or not request.link.host:
+                raise
+            raise TransferError(f"policy.generation.refit_cfg.host={request.link.host}: {error}", error.kind) from error
 
     def _opened(self, what: str) -> _Link:
         with self._guard:

@@ -36,6 +36,7 @@ from rl.weights.report import (
 )
 from rl.weights.transport import (
     Ack,
+    LinkSettings,
     OpenRequest,
     ReceiverHandle,
     RefitStart,
@@ -89,6 +90,7 @@ class WeightSync:
         run_tag: Prefix of the transport's address, so that leftovers of the run can be found.
         clock: Measures the refit.
         servers: Engines beside the generator's.
+        link: What both ends of a link are told; None = as the settings have it where all ends are on one host.
     """
 
     def __init__(
@@ -99,11 +101,13 @@ class WeightSync:
         run_tag: str,
         clock: Clock,
         servers: Sequence[Server] = (),
+        link: LinkSettings | None = None,
     ) -> None:
         self._sender = sender
         self._fleet = Fleet(generator, servers, config.min_replicas)
         self._config = config
         self._transport: TransportName = config.transport_for(on_gpus=False, num_hosts=1)
+        self._link = config.link_for(num_hosts=1) if link is None else link
         self._run_tag = run_tag
         self._clock = clock
         self.patience: Patience = PATIENCE
@@ -246,6 +250,7 @@ class WeightSync:
             num_slots=self._config.num_buffers_for(self._transport),
             readers=tuple(links.readers),
             timeout_s=self._left(deadline),
+            link=self._link,
         )
         info = await self._alone("open", self._sender.open(request), deadline, TRAINER)
         inits = [member.handle.init(info, member.first_reader) for member in members]

@@ -57,7 +57,7 @@ class AskedRefit:
         return tuple(TensorSpec(f"w{index}", "float32", (512, 1024)) for index in range(4))
 
     async def open(self, request: OpenRequest) -> TransferInfo:
-        self.told.append((request.transport, request.bucket_bytes, request.num_slots))
+        self.told.append((request.transport, request.bucket_bytes, request.num_slots, request.link))
         return TransferInfo(request.transport, ("a",), b"", "", request.num_slots, request.readers, request.timeout_s)
 
     async def join(self) -> None:

@@ -149,6 +149,27 @@ CONFLICTS = [
         [f"{REFIT}.transport=shm", f"{REFIT}.servers=['http://10.0.0.7:8000']"],
         "works on one host, but policy.generation.refit_cfg.servers has http://10.0.0.7:8000",
     ),
+    (
+        "addresses_are_for_tcp",
+        [f"{REFIT}.host=10.0.0.7"],
+        'host="10.0.0.7" has no effect: policy.generation.refit_cfg.transport=auto is shm here, and only tcp',
+    ),
+    ("addresses_are_for_tcp", [f"{REFIT}.silence_s=5", f"{REFIT}.transport=shm"], "silence_s=5.0 has no effect"),
+    (
+        "addresses_are_for_tcp",
+        [f"{REFIT}.silence_s=5", "cluster.gpus_per_node=2"],
+        "transport=auto is nccl here, and only tcp uses it",
+    ),
+    (
+        "addresses_are_for_tcp",
+        ["cluster.num_nodes=2", f"{REFIT}.host=127.0.0.1"],
+        "host=127.0.0.1 reaches no other host, but cluster.num_nodes=2",
+    ),
+    (
+        "addresses_are_for_tcp",
+        [f"{REFIT}.servers=['http://10.0.0.7:8000']", f"{REFIT}.host='[::1]'"],
+        "host=::1 reaches no other host, but policy.generation.refit_cfg.servers=http://10.0.0.7:8000",
+    ),
     ("nccl_needs_gpus", [f"{REFIT}.transport=nccl"], "nccl needs GPUs, but cluster.gpus_per_node=0"),
     ("enough_replicas_are_started", [f"{REFIT}.min_replicas=2"], "min_replicas=2 exceeds"),
     (
@@ -208,6 +229,8 @@ def test_every_check_has_a_conflict_above() -> None:
         ["grpo.val_temperature=1", "grpo.val_num_generations=4", "grpo.val_top_p=0.9", "grpo.val_top_k=5"],
         ["cluster.kind=local", "policy.generation.backend=hf"],
         ["cluster.gpus_per_node=2"],
+        [f"{REFIT}.transport=tcp", f"{REFIT}.host=127.0.0.1", f"{REFIT}.silence_s=5"],
+        ["cluster.num_nodes=2", f"{REFIT}.host=10.0.0.7", f"{REFIT}.silence_s=5"],
         ["async_rl.sampler.max_lookahead_versions=1", "loss_fn.use_importance_sampling_correction=true"],
         ["env.mine={kind: function, target: 'm:f'}", "data.env_name=mine", f"data.train={REASONING_GYM}"],
     ],

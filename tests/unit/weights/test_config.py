@@ -27,6 +27,36 @@ def test_the_transport_follows_where_trainer_and_engines_are(
     assert RefitConfig(**settings).transport_for(on_gpus=on_gpus, num_hosts=hosts) == transport
 
 
+@pytest.mark.parametrize(
+    ("settings", "hosts", "host"),
+    [
+        ({}, 1, "127.0.0.1"),
+        ({}, 2, ""),
+        ({"servers": ["http://10.0.0.7:8000"]}, 1, ""),
+        ({"servers": ["http://localhost:8000"]}, 1, "127.0.0.1"),
+        ({"host": "10.0.0.7"}, 1, "10.0.0.7"),
+        ({"host": "[fd00::7]"}, 3, "fd00::7"),
+    ],
+)
+def test_the_trainer_is_reached_at_the_loopback_of_one_host_else_at_its_own_address(
+    settings: dict[str, Any], hosts: int, host: str
+) -> None:
+    link = RefitConfig(**settings, silence_s=7.0).link_for(num_hosts=hosts)
+    assert (link.host, link.silence_s) == (host, 7.0)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "[::]"])
+def test_an_address_that_nobody_can_reach_is_refused(host: str) -> None:
+    with pytest.raises(ValidationError, match="nobody can be reached"):
+        RefitConfig(host=host)
+
+
+@pytest.mark.parametrize("silence_s", [0.4, 86401.0])
+def test_a_silence_has_bounds(silence_s: float) -> None:
+    with pytest.raises(ValidationError, match="silence_s"):
+        RefitConfig(silence_s=silence_s)
+
+
 def test_sizes_are_the_transports_unless_they_are_set() -> None:
     config = RefitConfig()
     assert [config.bucket_bytes_for(name) >> 20 for name in ("shm", "tcp", "nccl")] == [1, 4, 512]

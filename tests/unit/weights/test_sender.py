@@ -15,7 +15,7 @@ from rl.weights.sender import TrainerRank, WeightSender
 from rl.weights.shards import Part, ShardedSource, chunks
 from rl.weights.signature import signature_of
 from rl.weights.source import LocalSource
-from rl.weights.transport import OpenRequest, RefitStart, StoredTensor
+from rl.weights.transport import LinkSettings, OpenRequest, RefitStart, StoredTensor
 from tests.support.connected_ends import ConnectedEnds
 from tests.support.gloo_ranks import in_threads
 
@@ -229,3 +229,12 @@ def test_signatures_are_those_of_the_tensors_as_they_travel() -> None:
         return sharded_senders(tensors, [group] * 2, torch.bfloat16)[rank].signatures(30.0)
 
     assert in_threads(2, sign) == [whole, whole]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "::", "no-such-host.invalid"])
+def test_an_address_at_which_the_trainer_cannot_listen_is_named_by_its_key(host: str) -> None:
+    sender = WeightSender(LocalSource(lambda: {"w": torch.ones(3)}))
+    request = OpenRequest("tcp", "", 1 << 16, 2, ("generation[0].0",), 5.0, link=LinkSettings(host=host))
+    with pytest.raises(TransferError, match=f"^policy.generation.refit_cfg.host={host}: .*{host}") as caught:
+        sender.open(*sender.plan(request), request)
+    assert caught.value.kind in ("unavailable", "invalid")

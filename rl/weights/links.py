@@ -4,7 +4,8 @@ It opens nothing. Paths of libraries are found on the host of each end, so that 
 """
 
 import socket
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -49,6 +50,28 @@ def link_options(
 def memory_of(transport: TransportName, device: torch.device) -> torch.device:
     """Return where tensors must lie for a transport: on the device for nccl, else in host memory."""
     return device if transport == "nccl" else torch.device("cpu")
+
+
+@contextmanager
+def on_default_stream(memory: torch.device) -> Iterator[None]:
+    """Let torch work on the device's default stream, as its only one that native ends are ordered with (device_ops.h).
+
+    An engine may have set another one: without this it would read a bucket before it is unpacked, or free its memory
+    while it is. Whoever waits for the streams, it is never the host.
+
+    Args:
+        memory: Where the tensors of a transfer lie.
+    """
+    if memory.type != "cuda":
+        yield
+        return
+    engines, default = torch.cuda.current_stream(memory), torch.cuda.default_stream(memory)
+    default.wait_stream(engines)
+    try:
+        with torch.cuda.stream(default):
+            yield
+    finally:
+        engines.wait_stream(default)
 
 
 def own_address() -> str:

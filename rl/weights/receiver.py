@@ -20,9 +20,9 @@ from torch import Tensor
 
 from rl.core.errors import WeightSyncError
 from rl.core.types import NO_VERSION
-from rl.weights.links import link_options, memory_of
+from rl.weights.links import link_options, memory_of, on_default_stream
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
-from rl.weights.native import Bucket, NativeReceiver, Piece, Plan
+from rl.weights.native import Bucket, Finished, NativeReceiver, Piece, Plan
 from rl.weights.transport import RefitStart, TensorSpec, TransferInfo
 
 # A reader waits a little longer than asked: at a deadline the senders know which reader is missing, so their word comes
@@ -181,6 +181,7 @@ class WeightReceiver:
         self._open: dict[int, Tensor] = {}
         self._num_tensors = 0
         self._load_s = 0.0
+        self._finished: Finished | None = None
 
     @property
     def manifest(self) -> tuple[TensorSpec, ...]:
@@ -245,16 +246,19 @@ class WeightReceiver:
         step = len(buckets) if self._all_direct else 1
         left_s = max(0.0, self._deadline - time.monotonic()) + _LATER_S
         try:
-            native.begin(replace(self._start, timeout_s=left_s))
-            for first in range(0, len(buckets), step):
-                self._take(native, first, buckets[first : first + step])
-        except Exception as error:
-            native.abort(f"{self._name}: {error}")
+            with on_default_stream(self._memory):
+                native.begin(replace(self._start, timeout_s=left_s))
+                for first in range(0, len(buckets), step):
+                    self._take(native, first, buckets[first : first + step])
+                # Already here, as over NCCL all ends come to the end of a refit together: `send` waits for it.
+                self._finished = native.finish()
+        except BaseException as error:  # an interrupt of this process, too, must not leave the others waiting
+            native.abort(f"{self._name}: {str(error) or type(error).__name__}")
             raise
         self._phase = "received"
 
     def finish(self) -> Received:
-        """End the refit; return what arrived. A second call for one refit is an error.
+        """Return what arrived in the refit. A second call for one refit is an error.
 
         Raises:
             WeightSyncError: buckets or tensors are missing, or the refit is finished already.
@@ -265,7 +269,8 @@ class WeightReceiver:
         total = len(native.plan.tensors)
         if self._num_tensors != total:
             raise WeightSyncError(f"{self._name}: {self._num_tensors} of {total} tensors arrived")
-        finished = native.finish()
+        assert self._finished is not None
+        finished, self._finished = self._finished, None
         self._phase = "finished"
         return Received(total, finished.digests, finished.seconds | {"load": self._load_s})
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from rl.core.errors import WeightSyncError
 from rl.weights.faults import TransferError
 from rl.weights.layout import SlicedSource
-from rl.weights.links import link_options, memory_of, own_address
+from rl.weights.links import link_options, memory_of, on_default_stream, own_address
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
 from rl.weights.signature import signature_of
@@ -179,12 +179,13 @@ class WeightSender:
     def _send(self, link: _Link, start: RefitStart) -> SendReport:
         transfer = _Transfer(link, self._place, lambda: self._given_up)
         begin = time.perf_counter()
-        transfer.run(start)
         specs = link.plan.tensors
-        seconds = {"gather": transfer.gather_s}
-        if link.native is None:
-            return SendReport(bytes(8 * len(specs)), 0, seconds | {"total": time.perf_counter() - begin})
-        finished = link.native.finish()
+        with on_default_stream(memory_of(link.request.transport, self._place.device)):
+            transfer.run(start)
+            seconds = {"gather": transfer.gather_s}
+            if link.native is None:
+                return SendReport(bytes(8 * len(specs)), 0, seconds | {"total": time.perf_counter() - begin})
+            finished = link.native.finish()
         own = specs[self._place.rank :: link.plan.num_roots]
         return SendReport(finished.digests, sum(num_bytes(spec) for spec in own), finished.seconds | seconds)
 

@@ -1,13 +1,17 @@
-"""Which address is this host's own, also where the network speaks IPv6 alone."""
+"""Which address is this host's own, also where the network speaks IPv6 alone; which stream a transfer works on."""
 
 import os
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
+import torch
 
-from rl.weights.links import check_own_host, own_address
+from rl.weights.links import check_own_host, on_default_stream, own_address
 
 # In a network of its own: a cable whose other end nobody holds stands for the one that leads outside.
 _IN_A_NETWORK = """
@@ -59,3 +63,39 @@ def _has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Notes who waits for whom."""
+
+    name: str
+    events: list[str]
+
+    def wait_stream(self, other: "Stream") -> None:
+        self.events.append(f"{self.name} waits for {other.name}")
+
+
+def test_a_transfer_on_a_device_works_on_its_default_stream_between_what_the_engine_does_on_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[str] = []
+
+    @contextmanager
+    def use(stream: Stream) -> Any:
+        events.append(f"on {stream.name}")
+        yield
+        events.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("the engine's", events))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: Stream("the default", events))
+    monkeypatch.setattr(torch.cuda, "stream", use)
+    with on_default_stream(torch.device("cpu")):
+        pass
+    assert events == []
+    with pytest.raises(KeyError), on_default_stream(torch.device("cuda", 1)):
+        events.append("transfer")
+        raise KeyError
+    assert events == [
+        "the default waits for the engine's", "on the default", "transfer", "the engine's waits for the default",
+    ]  # fmt: skip

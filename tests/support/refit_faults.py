@@ -25,6 +25,7 @@ STALE = "model.layers.1.mlp.down_proj.weight"
 SWAPPED = ("model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight")
 TRUNCATED = "model.layers.1.mlp.up_proj.weight"
 WRONG_DTYPE = "model.norm.weight"
+DEADLY = "model.layers.1.self_attn.q_proj.weight"
 
 
 class _Astray(InPlace):
@@ -40,6 +41,19 @@ class _Astray(InPlace):
 
     def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
         super().deliver([(name, tensor) for name, tensor in tensors if name != self._lost])
+
+
+class _Deadly(InPlace):
+    """Ends the process when one tensor of many has arrived: others are loaded, or on their way."""
+
+    def prepare(self, manifest: Sequence[TensorSpec], memory: torch.device) -> bool:
+        super().prepare(manifest, memory)
+        return False  # bucket by bucket
+
+    def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
+        super().deliver(tensors)
+        if any(name == DEADLY for name, _ in tensors):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class FaultyHfWorker(HfWorker):
@@ -144,6 +158,10 @@ def _transposed(worker: FaultyHfWorker) -> None:
     worker.use_sink(InPlace({**worker._parameters, name: worker._parameters[name].t()}))
 
 
+def _midway(worker: FaultyHfWorker) -> None:
+    worker.use_sink(_Deadly(worker._parameters))
+
+
 def _wrong_dtype(worker: FaultyHfWorker) -> None:
     right = worker._parameters[WRONG_DTYPE]
     # Of links made from now on: dtypes are compared when an end joins.
@@ -160,6 +178,7 @@ _PLANTS: Mapping[str, Callable[[FaultyHfWorker], None]] = {
     "swapped names": _swapped,  # two tensors of one shape in each other's place
     "transposed view": _transposed,  # a square tensor through a view with its axes exchanged
     "wrong dtype": _wrong_dtype,  # the engine's tensor is of integers
+    "dies midway": _midway,  # SIGKILL between two buckets
     "temperature": lambda worker: worker.scale_logits(0.7),  # logits divided once too often
 }
 

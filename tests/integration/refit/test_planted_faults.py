@@ -8,9 +8,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,21 +17,11 @@ import torch
 
 from rl.cluster.config import ClusterConfig
 from rl.cluster.local import LocalCluster
-from rl.cluster.virtual_cluster import build_cluster
-from rl.cluster.worker_group import Cluster
-from rl.controller.refit_check import CheckParts, CheckSettings, RefitCheck
-from rl.core.clock import SystemClock
 from rl.core.errors import FatalError, WeightSyncError
 from rl.core.resources import RunResources
-from rl.generation.config import HfGenerationConfig
-from rl.generation.generator import GeneratorRequest
-from rl.generation.pool import PooledGenerator, replicas_of
-from rl.trainer.policy import WorkerPolicy, start_policy
-from rl.weights.attempt import Patience
-from rl.weights.config import RefitConfig
+from rl.trainer.policy import start_policy
 from rl.weights.report import RefitError, SyncReport
-from rl.weights.sync import WeightSync
-from rl.weights.transport import LinkSettings, OpenRequest, RefitStart
+from rl.weights.transport import RefitStart
 from tests.support.policies import make_request, make_settings, worker_of
 from tests.support.refit_faults import (
     STALE,
@@ -44,120 +32,11 @@ from tests.support.refit_faults import (
     square_tensor,
     table,
 )
+from tests.support.refit_world import BUCKET_MIB, TIMEOUT_S, World, start_engines, started
 from tests.support.tiny_model import make_tiny_model
 
-TOKENS = tuple((37 * index + 11) % 256 for index in range(32))
-# A tenth of the model in a bucket: tensors are split, and every refit has many buckets.
-BUCKET_MIB = 0.016
-TIMEOUT_S = 20.0
 SHORT_TIMEOUT_S = 3.0
-PATIENCE = Patience(late=1.0, abort=2.0, end=2.0)
 ROWS: list[tuple[str, str, str, str]] = [("fault", "detected after", "named", "state afterwards")]
-
-
-@dataclass
-class World:
-    """A trainer, two engines in processes, and the refits between them."""
-
-    policy: WorkerPolicy
-    generator: PooledGenerator[FaultyHfWorker]
-    run_tag: str
-    version: int = -1
-    sync: WeightSync | None = None
-
-    async def connect(self, timeout_s: float = TIMEOUT_S, **settings: Any) -> WeightSync:
-        """Make links; the run's first, or others after a fault of the set-up."""
-        if self.sync is not None:
-            await self.sync.close()
-        config = RefitConfig(bucket_mib=BUCKET_MIB, timeout_s=timeout_s, **settings)
-        self.sync = WeightSync(self.policy.weight_sender(), self.generator, config, self.run_tag, SystemClock())
-        self.sync.patience = PATIENCE
-        await self.sync.connect()
-        return self.sync
-
-    async def publish(self) -> SyncReport:
-        """Change every weight a little and bring it to the engines."""
-        assert self.sync is not None
-        self.perturb()
-        return await self.sync.publish(self.next_version())
-
-    def next_version(self) -> int:
-        """The trainer's own count, as if it had trained."""
-        self.version = 0 if self.version < 0 else worker_of(self.policy).end_train()
-        return self.version
-
-    def perturb(self) -> None:
-        """Every tensor gets some noise."""
-        generator = torch.Generator().manual_seed(self.version + 100)
-        with torch.no_grad():
-            for tensor in worker_of(self.policy)._model.named_tensors().values():
-                tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.02)
-
-    @property
-    def check(self) -> RefitCheck:
-        """A probe that is due."""
-        assert self.sync is not None
-        parts = CheckParts(self.policy, self.generator, self.sync)
-        return RefitCheck(parts, CheckSettings(TOKENS, 1, 1e-4, "float32"), SystemClock())
-
-    async def probe(self, report: SyncReport) -> dict[str, float]:
-        """Both sides score."""
-        check = self.check
-        check.begin(report)
-        return await check.end()
-
-    async def on(self, replica: int, method: Any, *arguments: Any) -> Any:
-        """Call a worker's method."""
-        return await self.generator._group.call(replica, method, *arguments)
-
-    async def plant(self, replica: int, fault: str) -> None:
-        await self.on(replica, FaultyHfWorker.plant, fault)
-
-    async def assert_works(self) -> str:
-        """Without the fault the next refit arrives, is proved byte by byte, and engines compute like the trainer."""
-        for replica in self.generator._replicas:
-            await self.on(replica, FaultyHfWorker.heal)
-        report = await self.publish()
-        gap = (await self.probe(report))["probe_gap"]
-        assert gap < 1e-5
-        assert self.generator.version == self.version
-        return f"next refit good (gap {gap:.0e})"
-
-
-async def start_engines(
-    cluster: Cluster, model: Path, num_replicas: int, loaded_version: int | None = None
-) -> PooledGenerator[FaultyHfWorker]:
-    request = GeneratorRequest(
-        model_path=str(model),
-        tokenizer_path=str(model),
-        precision="float32",
-        max_model_len=64,
-        seed=0,
-        num_threads=1,
-        gpus_per_replica=0,
-        trust_remote_code=False,
-        call_timeout_s=60.0,
-        loaded_version=loaded_version,
-    )
-    config = HfGenerationConfig(num_replicas=num_replicas)
-    workers = replicas_of(request, num_replicas, 4, 60.0)
-    group = await cluster.start_workers(FaultyHfWorker, workers, config, request)
-    return PooledGenerator(group, FaultyHfWorker, request, 4)
-
-
-@asynccontextmanager
-async def started(folder: Path, num_replicas: int = 2, **model: Any) -> AsyncIterator[World]:
-    path = make_tiny_model(folder / "tiny", **model)
-    with RunResources.create() as run:
-        local = LocalCluster(ClusterConfig(kind="local"), run)
-        cluster = await build_cluster(ClusterConfig(kind="ray", start_timeout_s=120.0, object_store_mib=80), run)
-        try:
-            policy = await start_policy(local, make_settings(path), make_request(path))
-            generator = await start_engines(cluster, path, num_replicas)
-            yield World(policy, generator, run.tag)
-        finally:
-            await cluster.shutdown()
-            await local.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -333,9 +212,7 @@ def test_a_refit_of_many_buckets_is_equal_in_every_tensor(loop: asyncio.Runner, 
     async def play() -> None:
         report = await world.publish()
         assert report.bytes > 5 * BUCKET_MIB * 2**20
-        tensors = worker_of(world.policy)._model.named_tensors()
-        for name, tensor in tensors.items():
-            assert torch.equal(await world.on(1, FaultyHfWorker.parameter, name), tensor), name
+        await world.assert_equal()
 
     loop.run(asyncio.wait_for(play(), 120))
 
@@ -361,21 +238,6 @@ def test_a_second_commit_of_one_refit_is_refused(loop: asyncio.Runner, world: Wo
         assert world.sync is not None
         with pytest.raises(WeightSyncError, match="versions only grow"):
             await world.sync.publish(world.version)
-        await world.assert_works()
-
-    loop.run(asyncio.wait_for(play(), 60))
-
-
-def test_readers_are_reached_by_an_address_of_the_sixth_version(loop: asyncio.Runner, world: World) -> None:
-    async def play() -> None:
-        sender, handles = world.policy.weight_sender(), world.generator.weight_receivers()
-        names = tuple(f"{handle.replica}.0" for handle in handles)
-        request = OpenRequest("tcp", "", 1 << 16, 2, names, TIMEOUT_S, link=LinkSettings(host="::1"))
-        info = await sender.open(request)
-        assert info.addresses[0].startswith("[::1]:")
-        joins = [handle.init(info, reader) for reader, handle in enumerate(handles)]
-        await asyncio.gather(sender.join(), *joins)
-        await world.connect()
         await world.assert_works()
 
     loop.run(asyncio.wait_for(play(), 60))

@@ -1,13 +1,13 @@
 """The refit's part of tools/gpu_check, as far as a machine without a GPU shows it."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from rl.weights.faults import TransferError
 from rl.weights.native import digests_of
+from tests.support.nccl import strict_nccl
 from tools.bench.rounds import OURS, Effort, measure
 from tools.gpu.check import describe_row
 from tools.gpu.transfer import digest_case, hidden_share, is_refusal, nccl_transfer, transfer_rows, unpack_case
@@ -58,15 +58,10 @@ def test_a_library_that_takes_no_gpu_twice_refuses_and_does_not_fail() -> None:
     assert not is_refusal(lost)
 
 
-_STRICT_NCCL = Path("csrc") / "testing" / "nccl" / "libtandem_test_nccl.so"
-
-
 @pytest.fixture
 def library() -> str:
     """The strict NCCL on host memory."""
-    here = Path(__file__).absolute()
-    places = [here.parents[3] / _STRICT_NCCL, here.resolve().parents[3] / "bazel-bin" / _STRICT_NCCL]
-    return str(next(place for place in places if place.is_file()))
+    return strict_nccl()
 
 
 def test_two_processes_refit_over_nccl_where_the_library_allows_it(library: str) -> None:

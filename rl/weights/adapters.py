@@ -7,6 +7,7 @@ adapters' own tensors, and the generator's base weights are never written: see `
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -84,6 +85,12 @@ class MergedSource:
         self._manifest = tuple(TensorSpec(spec.name, self._wire(spec), spec.shape) for spec in base)
         return self._manifest
 
+    def connect(self, name: str, timeout_s: float) -> None:
+        """Meet the other ranks for each part by itself; see `WeightSource.connect`."""
+        deadline = time.monotonic() + timeout_s
+        self._base.connect(f"{name}-base", timeout_s)
+        self._adapters.connect(f"{name}-adapters", max(0.0, deadline - time.monotonic()))
+
     def begin(self, timeout_s: float) -> None:
         """Begin with both parts; see `WeightSource.begin`."""
         check_agreed(self._manifest or None, self._manifest)
@@ -112,6 +119,11 @@ class MergedSource:
         """Forget the tensors."""
         self._base.end()
         self._adapters.end()
+
+    def leave(self) -> None:
+        """Leave the other ranks."""
+        self._base.leave()
+        self._adapters.leave()
 
     def _merged(self, index: int, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         merged = torch.addmm(weight.float(), b.float(), a.float(), alpha=self._factors[index][2])

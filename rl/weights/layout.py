@@ -55,6 +55,10 @@ class SlicedSource:
         self._is_cut = any(stored.shape != specs[index].shape for index, stored in self._chosen)
         return tuple(TensorSpec(stored.name, specs[index].dtype, stored.shape) for index, stored in self._chosen)
 
+    def connect(self, name: str, timeout_s: float) -> None:
+        """See `WeightSource.connect`."""
+        self._source.connect(name, timeout_s)
+
     def begin(self, timeout_s: float) -> None:
         """See `WeightSource.begin`."""
         self._source.begin(timeout_s)
@@ -72,6 +76,10 @@ class SlicedSource:
     def end(self) -> None:
         """See `WeightSource.end`."""
         self._source.end()
+
+    def leave(self) -> None:
+        """See `WeightSource.leave`."""
+        self._source.leave()
 
 
 def _check(stored: StoredTensor, spec: TensorSpec) -> None:

@@ -97,15 +97,18 @@ class WeightSender:
         """Make this rank's link; return its address, or the empty string when this rank is no root.
 
         Raises:
-            WeightSyncError: the plan is not of this rank's tensors, naming the first that differs; or an earlier send
-                does not end.
+            WeightSyncError: the plan is not of this rank's tensors, naming the first that differs; an earlier send
+                does not end; or the ranks of a sharded source do not meet.
             TransferError: the link cannot be made.
         """
+        deadline = time.monotonic() + request.timeout_s
         self.abort("the links are opened anew")
         self.close()
         with self._alone("open", request.timeout_s):
-            plan = Plan.parse(blob, digest)
             source = self._source_of(request)
+            # Before anything that may fail on one rank alone: the others would wait for it here.
+            source.connect(request.channel, max(0.0, deadline - time.monotonic()))
+            plan = Plan.parse(blob, digest)
             check_agreed(plan.tensors, source.manifest())
             native = self._native(plan, request) if self._place.rank < plan.num_roots else None
             with self._guard:
@@ -140,10 +143,10 @@ class WeightSender:
             self._last_epoch = start.epoch
             try:
                 return self._send(link, start)
-            except Exception as error:
-                # Also of a rank that is no root: its own error ends the roots by the agreement, this one the readers.
+            except BaseException as error:  # an interrupt of this process, too, must not leave the others waiting
+                link.source.leave()
                 if link.native is not None:
-                    link.native.abort(f"{self._place.name}: {error}")
+                    link.native.abort(f"{self._place.name}: {str(error) or type(error).__name__}")
                 raise
             finally:
                 link.source.end()
@@ -175,6 +178,12 @@ class WeightSender:
             link, self._link = self._link, None
         if link is not None and link.native is not None:
             link.native.close()
+        # A call that is under way leaves by itself, when it fails; its group is not taken from under it.
+        if link is not None and self._calling.acquire(blocking=False):
+            try:
+                link.source.leave()
+            finally:
+                self._calling.release()
 
     def _send(self, link: _Link, start: RefitStart) -> SendReport:
         transfer = _Transfer(link, self._place, lambda: self._given_up)

@@ -4,8 +4,11 @@ All parts of one request cross in one message per rank, already in their wire dt
 them. It holds whole only what was asked for; whoever asks goes bucket by bucket. Kinds of parts:
 
     Tensor     every rank has it whole
-    DTensor    of torch.distributed: FSDP2, tensor parallelism, or both
+    DTensor    of torch.distributed: FSDP2, tensor parallelism, or both, on a mesh of all ranks
     Part       a plain tensor that is this rank's slice along one axis
+
+The ranks meet in a group of this source's own: a refit that fails leaves the trainer's groups as they were, and the
+next set of links has a new one, since a group in which a rank was late is of no more use.
 """
 
 import time
@@ -17,13 +20,16 @@ from typing import Any
 import torch
 import torch._C._distributed_c10d as c10d
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
-from rl.core.errors import WeightSyncError
+from rl.core.errors import WeightSyncError, first_line
+from rl.weights.boxes import Box, boxes_along, boxes_on
 from rl.weights.manifest import num_bytes, torch_dtype, wire_dtype
 from rl.weights.source import check_agreed
 from rl.weights.transport import TensorSpec
 
+# Makes the group of a set of links: its name, which no other set has, and the seconds in which all ranks must be there.
+MakeGroup = Callable[[str, float], c10d.ProcessGroup]
 # Parts begin at multiples of it in a message, so that they can be viewed as any dtype.
 _ALIGNMENT = 16
 
@@ -42,38 +48,48 @@ class Part:
     dim: int
     extents: tuple[int, ...]
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the whole tensor."""
-        return self.shape_of(sum(self.extents))
 
-    def shape_of(self, extent: int) -> tuple[int, ...]:
-        """Of a slice."""
-        shape = list(self.local.shape)
-        shape[self.dim] = extent
-        return tuple(shape)
+@dataclass(frozen=True)
+class _Spread:
+    """A tensor in boxes: this rank's, and where those of all ranks lie in the whole."""
+
+    local: Tensor
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+
+    def sent_by(self, rank: int) -> Box | None:
+        """The box that a rank sends; None where it has the same as a rank before it, or nothing."""
+        box = self.boxes[rank]
+        return box if box.numel and self.boxes.index(box) == rank else None
 
 
 class ShardedSource:
-    """Tensors over the ranks of a process group.
+    """Tensors over the ranks of a trainer.
 
     Args:
         named_parts: Called at every refit; the same names, in the same order, on every rank.
-        group: Of all trainer ranks; collectives of this source alone, so that a failed refit breaks nothing else.
+        rank: Of this process.
+        size: Trainer ranks.
+        make_group: For collectives of this source alone. Raises RuntimeError when not all ranks show up in time.
         dtype: Of floating-point tensors on the wire; None = each its own.
     """
 
     def __init__(
         self,
         named_parts: Callable[[], Mapping[str, Tensor | Part]],
-        group: c10d.ProcessGroup,
+        rank: int,
+        size: int,
+        make_group: MakeGroup,
         dtype: torch.dtype | None = None,
     ) -> None:
         self._named_parts = named_parts
-        self._group = group
+        self._rank = rank
+        self._size = size
+        self._make_group = make_group
+        self._group: c10d.ProcessGroup | None = None
         self._dtype = dtype
         self._agreed: tuple[TensorSpec, ...] | None = None
-        self._parts: list[Tensor | Part] = []
+        self._parts: list[Tensor | _Spread] = []
         self._device = torch.device("cpu")
         self._deadline = 0.0
 
@@ -90,9 +106,17 @@ class ShardedSource:
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the whole tensors in wire order; no collective."""
         parts = self._named()
-        self._device = next((_local(part).device for part in parts.values()), self._device)
+        self._device = next((_own(part).device for part in parts.values()), self._device)
         self._agreed = self._specs(parts)
         return self._agreed
+
+    def connect(self, name: str, timeout_s: float) -> None:
+        """Meet the other ranks in a new group; see `WeightSource.connect`."""
+        self.leave()
+        try:
+            self._group = self._make_group(name, timeout_s)
+        except RuntimeError as error:
+            raise self._lost(f"meeting the others within {timeout_s:g} s", error) from error
 
     def begin(self, timeout_s: float) -> None:
         """Take the parts as they are now; see `WeightSource.begin`."""
@@ -106,7 +130,7 @@ class ShardedSource:
         flag = torch.tensor([int(is_well)], dtype=torch.int32, device=self._device)
         options: Any = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MIN
-        self._wait("agreeing to go on", options, lambda: self._group.allreduce([flag], options))
+        self._wait("agreeing to go on", options, lambda: self._joined().allreduce([flag], options))
         return bool(flag.item())
 
     def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
@@ -114,100 +138,98 @@ class ShardedSource:
         assert self._agreed is not None
         specs = [self._agreed[index] for index in indices]
         found = [self._prepared(self._parts[index], spec) for index, spec in zip(indices, specs, strict=True)]
-        parts = [part for part in found if isinstance(part, Part)]
-        gathered = iter(self._gathered(parts, root) if parts else ())
-        if root not in (None, self._group.rank()):
+        spread = [part for part in found if isinstance(part, _Spread)]
+        gathered = iter(self._gathered(spread, root) if spread else ())
+        if root not in (None, self._rank):
             return []
-        return [next(gathered) if isinstance(part, Part) else part for part in found]
+        return [next(gathered) if isinstance(part, _Spread) else part for part in found]
 
     def end(self) -> None:
         """Forget the parts."""
         self._parts = []
 
-    def _named(self) -> dict[str, Tensor | Part]:
-        named: dict[str, Tensor | Part] = {}
+    def leave(self) -> None:
+        """Drop the group, which closes its connections; see `WeightSource.leave`."""
+        self._group = None
+
+    def _named(self) -> dict[str, Tensor | _Spread]:
+        named: dict[str, Tensor | _Spread] = {}
         seen: set[object] = set()
         for name, part in self._named_parts().items():
             place = _place(part)
             if place not in seen:  # a tied weight travels once
-                named[name] = self._as_part(name, part)
+                named[name] = self._spread(name, part)
             seen.add(place)
         return named
 
-    def _as_part(self, name: str, part: Tensor | Part) -> Tensor | Part:
-        size, rank = self._group.size(), self._group.rank()
+    def _spread(self, name: str, part: Tensor | Part) -> Tensor | _Spread:
+        """Where the parts of all ranks lie; a tensor that each of them has whole stays one."""
+        local = _local(part)
         if isinstance(part, DTensor):
-            placements = part.placements
-            if part.device_mesh.ndim != 1 or type(placements[0]) is not Shard or part.device_mesh.size() != size:
-                return part.detach()
-            dim = placements[0].dim % part.dim()
-            part = Part(_local(part), dim, chunks(part.shape[dim], size))
-        if isinstance(part, Part) and (len(part.extents) != size or part.local.shape[part.dim] != part.extents[rank]):
+            shape = tuple(part.shape)
+            boxes = boxes_on(name, shape, part.device_mesh, part.placements)
+        elif isinstance(part, Part):
+            shape = tuple(sum(part.extents) if axis == part.dim else n for axis, n in enumerate(local.shape))
+            boxes = boxes_along(shape, part.dim, part.extents)
+        else:
+            return part
+        if len(boxes) != self._size:
             raise WeightSyncError(
-                f"rank {rank} of {size} has a part of shape {list(part.local.shape)} of '{name}'; along axis "
-                f"{part.dim} the ranks should have {list(part.extents)}"
+                f"'{name}' is spread over {len(boxes)} ranks, the trainer has {self._size}; a refit needs all of them"
             )
-        return part
+        if tuple(local.shape) != boxes[self._rank].shape:
+            raise WeightSyncError(
+                f"rank {self._rank} of {self._size} has a part of shape {list(local.shape)} of '{name}' {list(shape)}; "
+                f"as it is spread it should have {list(boxes[self._rank].shape)}"
+            )
+        return local if all(box.shape == shape for box in boxes) else _Spread(local, shape, boxes)
 
-    def _specs(self, parts: Mapping[str, Tensor | Part]) -> tuple[TensorSpec, ...]:
+    def _specs(self, parts: Mapping[str, Tensor | _Spread]) -> tuple[TensorSpec, ...]:
         specs = []
         for name, part in parts.items():
-            local = part.local if isinstance(part, Part) else part
-            dtype = str(wire_dtype(local, self._dtype)).removeprefix("torch.")
+            dtype = str(wire_dtype(_own(part), self._dtype)).removeprefix("torch.")
             specs.append(TensorSpec(name, dtype, tuple(part.shape)))
             num_bytes(specs[-1])
         return tuple(specs)
 
-    def _prepared(self, part: Tensor | Part, spec: TensorSpec) -> Tensor | Part:
-        """The part in its wire dtype; whole where torch itself must bring it together."""
-        dtype = torch_dtype(spec)
-        if isinstance(part, Part):
-            return Part(part.local.detach().to(dtype), part.dim, part.extents)
-        if isinstance(part, DTensor):
-            return self._full(part, dtype)
+    def _prepared(self, part: Tensor | _Spread, spec: TensorSpec) -> Tensor | _Spread:
+        """The part in its wire dtype; a whole tensor as it is."""
+        if isinstance(part, _Spread):
+            return _Spread(part.local.detach().to(torch_dtype(spec)), part.shape, part.boxes)
         return part.detach().contiguous()
 
-    def _full(self, part: Any, dtype: torch.dtype) -> Tensor:
-        try:
-            whole: Tensor = part.to(dtype).full_tensor()
-        except RuntimeError as error:
-            raise self._lost("gathering", error) from error
-        return whole.contiguous()
-
-    def _gathered(self, parts: Sequence[Part], root: int | None) -> list[Tensor]:
-        """One message of every rank, each as long as the longest; the receivers of it cut it up."""
-        size, rank = self._group.size(), self._group.rank()
-        offsets = [_offsets(parts, number) for number in range(size)]
+    def _gathered(self, parts: Sequence[_Spread], root: int | None) -> list[Tensor]:
+        """One message of every rank, each as long as the longest; whoever receives it cuts it up."""
+        offsets = [_offsets(parts, number) for number in range(self._size)]
         message = torch.empty(max(ends[-1] for ends in offsets), dtype=torch.uint8, device=parts[0].local.device)
-        for part, begin in zip(parts, offsets[rank], strict=False):
-            flat = part.local.contiguous().reshape(-1)
-            if flat.numel():
-                message[begin : begin + flat.nbytes] = flat.view(torch.uint8)
+        for part, begin in zip(parts, offsets[self._rank], strict=False):
+            if part.sent_by(self._rank) is not None:
+                flat = part.local.contiguous().reshape(-1).view(torch.uint8)
+                message[begin : begin + flat.numel()] = flat
         received = self._exchange(message, root)
-        return (
-            [
-                torch.cat(
-                    [_slice_of(part, received[number], offsets[number][place], number) for number in range(size)],
-                    part.dim,
-                )
-                for place, part in enumerate(parts)
-            ]
-            if received
-            else []
-        )
+        if not received:
+            return []
+        wholes = []
+        for place, part in enumerate(parts):
+            whole = torch.empty(part.shape, dtype=part.local.dtype, device=part.local.device)
+            for number in range(self._size):
+                box = part.sent_by(number)
+                if box is not None:
+                    _cut(whole, box).copy_(_read(part, box, received[number], offsets[number][place]))
+            wholes.append(whole)
+        return wholes
 
     def _exchange(self, message: Tensor, root: int | None) -> list[Tensor]:
-        size, rank = self._group.size(), self._group.rank()
-        is_taker = root is None or root == rank
-        received = [torch.empty_like(message) for _ in range(size)] if is_taker else []
+        is_taker = root in (None, self._rank)
+        received = [torch.empty_like(message) for _ in range(self._size)] if is_taker else []
         if root is None:
             options: Any = c10d.AllgatherOptions()
-            self._wait("gathering", options, lambda: self._group.allgather([received], [message], options))
+            self._wait("gathering", options, lambda: self._joined().allgather([received], [message], options))
         else:
             options = c10d.GatherOptions()
             options.rootRank = root
             outputs = [received] if is_taker else []
-            self._wait("gathering", options, lambda: self._group.gather(outputs, [message], options))
+            self._wait("gathering", options, lambda: self._joined().gather(outputs, [message], options))
         return received
 
     def _wait(self, what: str, options: Any, begin: Callable[[], Any]) -> None:
@@ -215,25 +237,27 @@ class ShardedSource:
         try:
             begin().wait()
         except RuntimeError as error:
+            self.leave()  # it can carry nothing more, and the others need not wait for this rank
             raise self._lost(what, error) from error
+
+    def _joined(self) -> c10d.ProcessGroup:
+        if self._group is None:
+            raise WeightSyncError(
+                f"trainer rank {self._rank} of {self._size} is in no group: it has not met the others, or has left them"
+            )
+        return self._group
 
     def _lost(self, what: str, error: RuntimeError) -> WeightSyncError:
         return WeightSyncError(
-            f"trainer rank {self._group.rank()} of {self._group.size()} failed at {what} for a refit: {error}; "
-            "another rank has died or hangs, see its output"
+            f"trainer rank {self._rank} of {self._size} failed at {what} for a refit: {first_line(error)}; "
+            "another rank has died, hangs or gave up, see its own error and output"
         )
-
-
-def chunks(extent: int, size: int) -> tuple[int, ...]:
-    """How torch.distributed spreads an axis over ranks: equal parts rounded up, the last ones shorter or empty."""
-    step = -(-extent // size)
-    return tuple(max(0, min(step, extent - step * rank)) for rank in range(size))
 
 
 def _place(part: Tensor | Part) -> object:
     """What the names of one tied tensor have in common; a rank with none of it must judge as the others do."""
     local = _local(part)
-    return (local.data_ptr(), tuple(part.shape), local.stride()) if local.numel() else id(part)
+    return (local.data_ptr(), tuple(local.shape), local.stride()) if local.numel() else id(part)
 
 
 def _local(part: Tensor | Part) -> Tensor:
@@ -245,23 +269,25 @@ def _local(part: Tensor | Part) -> Tensor:
     return part
 
 
-def _offsets(parts: Sequence[Part], rank: int) -> list[int]:
-    """Where a rank's parts begin in its message, and where the last one ends."""
+def _own(part: Tensor | _Spread) -> Tensor:
+    return part.local if isinstance(part, _Spread) else part
+
+
+def _offsets(parts: Sequence[_Spread], rank: int) -> list[int]:
+    """Where a rank's boxes begin in its message, and where the last one ends."""
     offsets = [0]
     for part in parts:
-        count = 1
-        for extent in part.shape_of(part.extents[rank]):
-            count *= extent
-        end = offsets[-1] + count * part.local.itemsize
+        box = part.sent_by(rank)
+        end = offsets[-1] + (0 if box is None else box.numel * part.local.itemsize)
         offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
     return offsets
 
 
-def _slice_of(part: Part, message: Tensor, begin: int, rank: int) -> Tensor:
-    shape = part.shape_of(part.extents[rank])
-    count = 1
-    for extent in shape:
-        count *= extent
-    if count == 0:
-        return part.local.new_empty(shape)
-    return message[begin : begin + count * part.local.itemsize].view(part.local.dtype).view(shape)
+def _cut(whole: Tensor, box: Box) -> Tensor:
+    for axis, (start, extent) in enumerate(zip(box.start, box.shape, strict=True)):
+        whole = whole.narrow(axis, start, extent)
+    return whole
+
+
+def _read(part: _Spread, box: Box, message: Tensor, begin: int) -> Tensor:
+    return message[begin : begin + box.numel * part.local.itemsize].view(part.local.dtype).view(box.shape)

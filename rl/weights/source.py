@@ -18,7 +18,8 @@ from rl.weights.transport import TensorSpec
 class WeightSource(Protocol):
     """Full tensors in the order of a manifest; every trainer rank has one, and they move in lockstep.
 
-    One refit is `begin`, `tensors` for the whole plan, in its order, and `end`; the weights do not change in between.
+    `connect` is called once for a set of links. One refit is `begin`, `tensors` for the whole plan, in its order, and
+    `end`; the weights do not change in between.
     """
 
     @property
@@ -33,6 +34,18 @@ class WeightSource(Protocol):
 
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the tensors in wire order, each in its wire dtype; the same on every rank, tied weights once."""
+        ...
+
+    def connect(self, name: str, timeout_s: float) -> None:
+        """Meet the other ranks, if there are any, for the refits over a new set of links.
+
+        Args:
+            name: Of the links; the same on every rank, and never used before.
+            timeout_s: In which all must be there.
+
+        Raises:
+            WeightSyncError: they are not.
+        """
         ...
 
     def begin(self, timeout_s: float) -> None:
@@ -69,6 +82,10 @@ class WeightSource(Protocol):
         """Forget what the refit needed; idempotent, also after a failure."""
         ...
 
+    def leave(self) -> None:
+        """Leave the other ranks, so that none waits for this one, until the next `connect`; idempotent."""
+        ...
+
 
 class LocalSource:
     """Tensors of this process, whole.
@@ -99,6 +116,9 @@ class LocalSource:
         self._agreed = manifest_of(without_ties(self._named_tensors()), self._dtype)
         return self._agreed
 
+    def connect(self, name: str, timeout_s: float) -> None:
+        """Meet nobody."""
+
     def begin(self, timeout_s: float) -> None:
         """Take the tensors as they are now; see `WeightSource.begin`."""
         tensors = without_ties(self._named_tensors())
@@ -116,6 +136,9 @@ class LocalSource:
     def end(self) -> None:
         """Forget the tensors."""
         self._tensors = []
+
+    def leave(self) -> None:
+        """Leave nobody."""
 
 
 def without_ties(named: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ with ConnectedEnds([WeightSender(source)], [WeightReceiver(InPlace(targets), "ge
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from rl.core.reaper import SHARED_MEMORY
@@ -43,9 +44,11 @@ class ConnectedEnds:
         self.senders, self.receivers = senders, receivers
         self.timeout_s = timeout_s
         self.epoch = 0
+        self._name = f"tdm-test-{secrets.token_hex(6)}"
+        self._num_opened = 0
         self.request = OpenRequest(
             transport,
-            f"tdm-test-{secrets.token_hex(6)}",
+            self._name,
             bucket_bytes,
             2,
             tuple(f"generation[{number}]" for number in range(len(receivers))),
@@ -64,7 +67,9 @@ class ConnectedEnds:
         self.close()
 
     def open(self) -> TransferInfo:
-        """Make new links and let everybody join."""
+        """Make new links, under a name of their own, and let everybody join."""
+        self._num_opened += 1
+        self.request = replace(self.request, channel=f"{self._name}-{self._num_opened}")
         plan, digest = self.senders[0].plan(self.request)
         addresses = self.together(
             [lambda sender=sender: sender.open(plan, digest, self.request) for sender in self.senders]
@@ -110,13 +115,12 @@ class ConnectedEnds:
 
         return [lambda receiver=receiver: update(receiver) for receiver in self.receivers]
 
-    def outcomes(self, calls: Sequence[Callable[[], T]]) -> list[T | Exception]:
+    def outcomes(self, calls: Sequence[Callable[[], T]]) -> list[T | BaseException]:
         """Run calls on a thread each; an error is a result."""
         futures = [self._pool.submit(call) for call in calls]
-        outcomes: list[T | Exception] = []
+        outcomes: list[T | BaseException] = []
         for future in futures:
             error = future.exception(self.timeout_s + TIMEOUT_S)
-            assert error is None or isinstance(error, Exception)
             outcomes.append(future.result() if error is None else error)
         return outcomes
 
@@ -124,7 +128,7 @@ class ConnectedEnds:
         """Run calls on a thread each and return their results."""
         results: list[T] = []
         for outcome in self.outcomes(calls):
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, BaseException):
                 raise outcome
             results.append(outcome)
         return results
@@ -134,4 +138,4 @@ class ConnectedEnds:
         for end in (*self.receivers, *self.senders):
             end.close()
         self._pool.shutdown()
-        assert not list(SHARED_MEMORY.glob(f"*{self.request.channel}*"))
+        assert not list(SHARED_MEMORY.glob(f"*{self._name}*"))

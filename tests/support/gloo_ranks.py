@@ -1,6 +1,7 @@
 """Ranks with a gloo group over the loopback: as threads of this process, or as processes of their own.
 
-results = in_threads(2, lambda rank, group: ...)
+results = in_threads(2, lambda rank, make_group: ...)
+makers = group_makers(2)        # one per rank; all of them are called, each on a thread, with the same name
 results = in_processes(2, module_level_function, argument)
 """
 
@@ -13,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from threading import Barrier
 from typing import Any, TypeVar
 
 import torch
@@ -21,35 +21,56 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed
 
 from rl.cluster.rendezvous import serve_store
+from rl.weights.shards import MakeGroup
 
 T = TypeVar("T")
 TIMEOUT_S = 60.0
 
 
-def in_threads(world_size: int, function: Callable[[int, Any], T]) -> list[T]:
-    """Run `function(rank, group)` on a thread per rank; results in rank order."""
-    store, address = serve_store("127.0.0.1")
-    port = int(address.rpartition(":")[2])
-    # A rank without a collective would else be gone while its peers still connect to it.
-    are_connected = Barrier(world_size, timeout=TIMEOUT_S)
+def in_threads(world_size: int, function: Callable[[int, MakeGroup], T]) -> list[T]:
+    """Run `function(rank, make_group)` on a thread per rank; results in rank order."""
+    makers = group_makers(world_size)
+    groups = []  # none closes while another rank is not through
 
     def run(rank: int) -> T:
-        client = c10d.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT_S))
-        group = gloo_group(c10d.PrefixStore("ranks", client), rank, world_size)
-        are_connected.wait()
-        return function(rank, group)
+        def make_group(name: str, timeout_s: float) -> Any:
+            groups.append(makers[rank](name, timeout_s))
+            return groups[-1]
+
+        return function(rank, make_group)
 
     with ThreadPoolExecutor(world_size) as pool:
-        results = list(pool.map(run, range(world_size)))
-    assert store.port == port
-    return results
+        return list(pool.map(run, range(world_size)))
 
 
-def gloo_group(store: Any, rank: int, world_size: int) -> Any:
+def group_makers(world_size: int) -> list[MakeGroup]:
+    """What makes the group of a set of links, for each rank of this process."""
+    store, address = serve_store("127.0.0.1")
+    port = int(address.rpartition(":")[2])
+
+    def maker(rank: int) -> MakeGroup:
+        client = c10d.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=TIMEOUT_S))
+
+        def make_group(name: str, timeout_s: float) -> Any:
+            assert store.port == port  # and it lives as long as the makers
+            return gloo_group(c10d.PrefixStore(name, client), rank, world_size, timeout_s)
+
+        return make_group
+
+    return [maker(rank) for rank in range(world_size)]
+
+
+def default_maker(rank: int, world_size: int) -> MakeGroup:
+    """The same in a process of `in_processes`; the ranks find each other as those of the default group did."""
+    store = torch.distributed.distributed_c10d._get_default_store()  # type: ignore[attr-defined]
+    return lambda name, timeout_s: gloo_group(c10d.PrefixStore(name, store), rank, world_size, timeout_s)
+
+
+def gloo_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
     """A group over the loopback, which asks no resolver."""
     gloo: Any = c10d.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = timedelta(seconds=TIMEOUT_S)
+    options._timeout = timedelta(seconds=timeout_s)
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     return gloo(store, rank, world_size, options)
 

@@ -1,21 +1,29 @@
 """A sharded trainer with a reader on every rank; what a rank runs (see tests.support.gloo_ranks)."""
 
+import os
+import signal
 import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from rl.core.errors import WeightSyncError
+from rl.weights.boxes import chunks
 from rl.weights.native import digests_of
 from rl.weights.receiver import InPlace, WeightReceiver
 from rl.weights.sender import TrainerRank, WeightSender
-from rl.weights.shards import Part, ShardedSource, chunks
+from rl.weights.shards import Part, ShardedSource
 from rl.weights.transport import LinkSettings, OpenRequest, RefitStart, TransferInfo
+from tests.support.gloo_ranks import default_maker
 
 TIMEOUT_S = 60.0
 WIDTH = 512
@@ -49,6 +57,12 @@ def shards_of(kind: str, module: Stack, rank: int, size: int) -> dict[str, Any]:
             fully_shard(layer, mesh=mesh)
         return dict(fully_shard(module, mesh=mesh).named_parameters())
     found: dict[str, Any] = {}
+    if kind == "grid":
+        grid = init_device_mesh("cpu", (size // 2, 2))
+        spread = ([Replicate(), Shard(0)], [Shard(0), Shard(0)], [Shard(0), Replicate()], [Replicate(), Replicate()])
+        for number, (name, parameter) in enumerate(module.named_parameters()):
+            found[name] = distribute_tensor(parameter.detach(), grid, spread[number % len(spread)])
+        return found
     for name, parameter in module.named_parameters():
         axis = 1 if parameter.dim() == 2 and ".1" in name else 0
         if kind == "dtensor":
@@ -74,8 +88,7 @@ def refit_of_a_sharded_trainer(
         target.fill_(1)  # its pages are there before anything is measured
     shards = shards_of(kind, whole, rank, size)
     del whole
-    group = torch.distributed.new_group(backend="gloo")
-    source = ShardedSource(lambda: shards, group, dtype)
+    source = ShardedSource(lambda: shards, rank, size, default_maker(rank, size), dtype)
     sender = WeightSender(source, TrainerRank(rank, size, name=f"policy[{rank}]"))
     assert [spec.name for spec in sender.manifest()] == names
     receiver = WeightReceiver(InPlace(targets), f"generation[{rank}]")
@@ -86,7 +99,7 @@ def refit_of_a_sharded_trainer(
         before = memory_kib("VmRSS")
         report = _refit(sender, receiver, RefitStart(epoch, epoch, TIMEOUT_S))
         growth.append(memory_kib("VmHWM") - before)
-    received = receiver.finish()
+        received = receiver.finish()
     receiver.close()
     sender.close()
     held = digests_of(list(targets.values()))
@@ -98,6 +111,54 @@ def refit_of_a_sharded_trainer(
         "expected": expected,
         "growth_kib": max(growth),
     }
+
+
+class Stopping(ShardedSource):
+    """Stops its process (SIGSTOP) before a collective of a refit, once."""
+
+    may_stop = False
+
+    def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
+        if self.may_stop:
+            self.may_stop = False
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().tensors(indices, root)
+
+
+def refit_with_a_stopped_rank(rank: int, channel: str, timeout_s: float) -> dict[str, Any]:
+    """Rank 1 stops in the first refit, until rank 0's has ended; then all try again with new links."""
+    size = torch.distributed.get_world_size()
+    whole = make_stack(96, 5)
+    expected = digests_of(list(whole.parameters()))
+    targets = {name: torch.zeros(parameter.shape) for name, parameter in whole.named_parameters()}
+    shards = shards_of("grid", whole, rank, size)
+    source = Stopping(lambda: shards, rank, size, default_maker(rank, size))
+    sender = WeightSender(source, TrainerRank(rank, size, name=f"policy[{rank}]"))
+    receiver = WeightReceiver(InPlace(targets), f"generation[{rank}]")
+    pids: list[Any] = [None] * size
+    torch.distributed.all_gather_object(pids, os.getpid())
+    _connect(rank, size, sender, receiver, f"{channel}-1", 0)
+    source.may_stop = rank == 1
+    begin = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        start = RefitStart(1, 1, timeout_s)
+        receiver.start(start)
+        reading = pool.submit(receiver.update)
+        try:
+            sent: object = sender.send(start)
+        except WeightSyncError as error:
+            sent = error
+        seconds = time.monotonic() - begin
+        received = reading.exception()
+    if rank == 0:
+        os.kill(pids[1], signal.SIGCONT)
+    _connect(rank, size, sender, receiver, f"{channel}-2", 0)
+    _refit(sender, receiver, RefitStart(2, 1, TIMEOUT_S))
+    receiver.finish()
+    receiver.close()
+    sender.close()
+    errors = [error if isinstance(error, WeightSyncError) else repr(error) for error in (sent, received)]
+    return {"errors": errors, "seconds": seconds, "held": digests_of(list(targets.values())), "expected": expected}
 
 
 def _connect(
@@ -121,8 +182,6 @@ def _connect(
 
 
 def _refit(sender: WeightSender, receiver: WeightReceiver, start: RefitStart) -> Any:
-    if start.epoch > 1:
-        receiver.finish()
     receiver.start(start)
     reading = threading.Thread(target=receiver.update)
     reading.start()

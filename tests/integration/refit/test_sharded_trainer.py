@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from rl.core.errors import WeightSyncError
 from tests.support.gloo_ranks import in_processes
 from tests.support.sharded_trainer import (
     BUCKET_BYTES,
@@ -12,6 +13,7 @@ from tests.support.sharded_trainer import (
     WIDTH,
     make_stack,
     refit_of_a_sharded_trainer,
+    refit_with_a_stopped_rank,
 )
 
 
@@ -24,7 +26,14 @@ def run(world_size: int, kind: str, num_roots: int, dtype: str, width: int, num_
 
 @pytest.mark.parametrize(
     ("world_size", "kind", "num_roots", "dtype"),
-    [(2, "fsdp", 0, "float32"), (2, "dtensor", 1, "bfloat16"), (3, "plain", 0, "bfloat16"), (3, "fsdp", 2, "float32")],
+    [
+        (2, "fsdp", 0, "float32"),
+        (2, "dtensor", 1, "bfloat16"),
+        (3, "plain", 0, "bfloat16"),
+        (3, "fsdp", 2, "float32"),
+        (2, "grid", 0, "float32"),
+        (4, "grid", 2, "bfloat16"),
+    ],
 )
 def test_shards_of_every_kind_arrive_whole_at_every_reader(
     world_size: int, kind: str, num_roots: int, dtype: str
@@ -36,6 +45,15 @@ def test_shards_of_every_kind_arrive_whole_at_every_reader(
         sent |= int.from_bytes(result["sent"], "little")
         assert (result["bytes"] != 0) == (rank < (num_roots or world_size))
     assert sent == int.from_bytes(results[0]["expected"], "little")
+
+
+def test_a_stopped_rank_is_an_error_on_all_ranks_within_the_deadline_and_new_links_work_when_it_goes_on() -> None:
+    results = in_processes(2, refit_with_a_stopped_rank, f"tdm-test-{secrets.token_hex(6)}", 3.0, deadline_s=100.0)
+    for result in results:
+        assert all(isinstance(error, WeightSyncError) for error in result["errors"]), result["errors"]
+        assert result["held"] == result["expected"]
+    assert "trainer rank 0 of 2 failed at gathering for a refit" in str(results[0]["errors"][0])
+    assert 2.5 < results[0]["seconds"] < 10.0
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "plain"])

@@ -1,14 +1,12 @@
 """Merged weights equal W + scale * B A, computed in float32 and cast once; nothing is skipped silently."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
 from rl.weights.adapters import Adapter, MergedSource, split_adapters
-from rl.weights.shards import Part, ShardedSource
+from rl.weights.shards import MakeGroup, Part, ShardedSource
 from rl.weights.source import LocalSource
 from tests.support.gloo_ranks import in_threads
 
@@ -81,7 +79,7 @@ def test_merged_shards_equal_the_merged_whole() -> None:
     named = wrapped_model()
     base, adapters, pairs = split_adapters(named, SCALE)
 
-    def merged(rank: int, group: Any) -> list[Tensor]:
+    def merged(rank: int, make_group: MakeGroup) -> list[Tensor]:
         def parts(tensors: dict[str, Tensor]) -> dict[str, Tensor | Part]:
             sizes = {name: (tensor.shape[0] + 1) // 2 for name, tensor in tensors.items()}
             return {
@@ -90,12 +88,13 @@ def test_merged_shards_equal_the_merged_whole() -> None:
             }
 
         source = MergedSource(
-            ShardedSource(lambda: parts(base), group),
-            ShardedSource(lambda: parts(adapters), group),
+            ShardedSource(lambda: parts(base), rank, 2, make_group),
+            ShardedSource(lambda: parts(adapters), rank, 2, make_group),
             pairs,
             torch.bfloat16,
         )
         source.manifest()
+        source.connect("links-1", 30.0)
         source.begin(30.0)
         assert source.is_sharded and source.agree(True)
         return source.tensors([1, 0, 3], root=1)

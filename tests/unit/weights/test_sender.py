@@ -1,7 +1,7 @@
 """A sender sends what its source yields, in lockstep with the other ranks, and tells everybody when it cannot."""
 
-from collections.abc import Mapping
-from typing import Any
+import time
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -9,15 +9,16 @@ from torch import Tensor
 
 from rl.core.errors import WeightSyncError
 from rl.weights.adapters import MergedSource, split_adapters
+from rl.weights.boxes import chunks
 from rl.weights.faults import TransferError
 from rl.weights.receiver import InPlace, Staged, WeightReceiver
 from rl.weights.sender import TrainerRank, WeightSender
-from rl.weights.shards import Part, ShardedSource, chunks
+from rl.weights.shards import MakeGroup, Part, ShardedSource
 from rl.weights.signature import signature_of
 from rl.weights.source import LocalSource
 from rl.weights.transport import LinkSettings, OpenRequest, RefitStart, StoredTensor
 from tests.support.connected_ends import ConnectedEnds
-from tests.support.gloo_ranks import in_threads
+from tests.support.gloo_ranks import group_makers, in_threads
 
 Tensors = dict[str, Tensor]
 
@@ -47,14 +48,16 @@ def parts_of(tensors: Tensors, rank: int, world_size: int) -> dict[str, Tensor |
     return parts
 
 
-def sharded_senders(tensors: Tensors, groups: list[Any], dtype: torch.dtype | None = None) -> list[WeightSender]:
-    size = len(groups)
+def sharded_senders(
+    tensors: Tensors, makers: Sequence[MakeGroup], dtype: torch.dtype | None = None
+) -> list[WeightSender]:
+    size = len(makers)
     return [
         WeightSender(
-            ShardedSource(lambda rank=rank: parts_of(tensors, rank, size), group, dtype),
+            ShardedSource(lambda rank=rank: parts_of(tensors, rank, size), rank, size, maker, dtype),
             TrainerRank(rank, size, name=f"policy[{rank}]"),
         )
-        for rank, group in enumerate(groups)
+        for rank, maker in enumerate(makers)
     ]
 
 
@@ -63,8 +66,8 @@ def test_shards_of_all_ranks_reach_every_reader_whole(world_size: int, num_roots
     tensors = model()
     targets = [blank(tensors), blank(tensors)]
     receivers = [WeightReceiver(InPlace(one), f"generation[{reader}]") for reader, one in enumerate(targets)]
-    groups = in_threads(world_size, lambda rank, group: group)
-    senders = sharded_senders(tensors, groups)
+    makers = group_makers(world_size)
+    senders = sharded_senders(tensors, makers)
     with ConnectedEnds(senders, receivers, num_roots=num_roots) as ends:
         assert len(ends.info.addresses) == (num_roots or world_size)
         for version in (1, 2):
@@ -80,7 +83,7 @@ def test_shards_of_all_ranks_reach_every_reader_whole(world_size: int, num_roots
 def test_shards_are_cast_before_they_cross_and_equal_the_whole_cast() -> None:
     tensors = model()
     targets = {name: torch.zeros(tensor.shape, dtype=torch.bfloat16) for name, tensor in tensors.items()}
-    senders = sharded_senders(tensors, in_threads(2, lambda rank, group: group), torch.bfloat16)
+    senders = sharded_senders(tensors, group_makers(2), torch.bfloat16)
     with ConnectedEnds(senders, [WeightReceiver(InPlace(targets), "g[0]")]) as ends:
         ends.refit(1)
     assert all(torch.equal(targets[name], tensor.bfloat16()) for name, tensor in tensors.items())
@@ -133,8 +136,8 @@ def test_receivers_that_store_parts_get_only_those(is_sharded: bool) -> None:
     halves = [(StoredTensor("up", (32 * rank, 0), (32, 40)), StoredTensor("norm", (0,), (40,))) for rank in range(2)]
     for rank, layout in enumerate(halves):
         target = {"up": torch.zeros(32, 40), "norm": torch.zeros(40)}
-        groups = in_threads(2, lambda rank, group: group) if is_sharded else []
-        senders = sharded_senders(tensors, groups) if is_sharded else [WeightSender(LocalSource(lambda: tensors))]
+        makers = group_makers(2) if is_sharded else []
+        senders = sharded_senders(tensors, makers) if is_sharded else [WeightSender(LocalSource(lambda: tensors))]
         with ConnectedEnds(senders, [WeightReceiver(InPlace(target), "g[0]")], layout=layout) as ends:
             reports, _ = ends.refit(1)
         assert torch.equal(target["up"], tensors["up"][32 * rank : 32 * (rank + 1)])
@@ -145,13 +148,13 @@ def test_receivers_that_store_parts_get_only_those(is_sharded: bool) -> None:
 def test_a_rank_whose_tensors_changed_ends_all_ranks_and_the_readers_within_the_step() -> None:
     tensors = model()
     shapes = [dict(tensors), dict(tensors)]
-    groups = in_threads(2, lambda rank, group: group)
+    makers = group_makers(2)
     senders = [
         WeightSender(
-            ShardedSource(lambda rank=rank: parts_of(shapes[rank], rank, 2), group),
+            ShardedSource(lambda rank=rank: parts_of(shapes[rank], rank, 2), rank, 2, maker),
             TrainerRank(rank, 2, name=f"policy[{rank}]"),
         )
-        for rank, group in enumerate(groups)
+        for rank, maker in enumerate(makers)
     ]
     receiver = WeightReceiver(InPlace(blank(tensors)), "g[0]")
     with ConnectedEnds(senders, [receiver], num_roots=1) as ends:
@@ -172,7 +175,7 @@ def test_a_reader_that_fails_ends_all_ranks_of_a_sharded_trainer() -> None:
     def load(new: list[tuple[str, Tensor]]) -> None:
         raise RuntimeError("no memory")
 
-    senders = sharded_senders(tensors, in_threads(3, lambda rank, group: group))
+    senders = sharded_senders(tensors, group_makers(3))
     with ConnectedEnds(senders, [WeightReceiver(Staged(load, keeps_tensors=False), "g[0]")]) as ends:
         start = ends.start(1)
         outcomes = ends.outcomes([*ends.sends(start), *ends.updates(start)])
@@ -180,9 +183,65 @@ def test_a_reader_that_fails_ends_all_ranks_of_a_sharded_trainer() -> None:
         assert any("no memory" in str(outcome) for outcome in outcomes[:3])
 
 
+class Failing(ShardedSource):
+    """Fails on its own between two collectives, once."""
+
+    failure: BaseException | None = None
+
+    def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
+        if 2 in indices and self.failure is not None:
+            failure, self.failure = self.failure, None
+            raise failure
+        return super().tensors(indices, root)
+
+
+@pytest.mark.parametrize("failure", [MemoryError("no room for 'down'"), KeyboardInterrupt(), SystemExit(3)])
+def test_a_rank_that_fails_alone_ends_all_ends_long_before_the_deadline_and_the_next_links_work(
+    failure: BaseException,
+) -> None:
+    tensors = model()
+    sources = [
+        Failing(lambda rank=rank: parts_of(tensors, rank, 3), rank, 3, maker)
+        for rank, maker in enumerate(group_makers(3))
+    ]
+    sources[1].failure = failure
+    target = blank(tensors)
+    senders = [
+        WeightSender(source, TrainerRank(rank, 3, name=f"policy[{rank}]")) for rank, source in enumerate(sources)
+    ]
+    with ConnectedEnds(senders, [WeightReceiver(InPlace(target), "g[0]")], timeout_s=60.0) as ends:
+        start = ends.start(1)
+        begin = time.monotonic()
+        outcomes = ends.outcomes([*ends.sends(start), *ends.updates(start)])
+        assert time.monotonic() - begin < 20.0
+        assert outcomes.pop(1) is failure
+        assert all(isinstance(outcome, WeightSyncError) for outcome in outcomes), outcomes
+        assert isinstance(outcomes[2], TransferError) and outcomes[2].root is not None
+        ends.open()
+        ends.refit(1)
+    assert all(torch.equal(target[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), SystemExit(3)])
+def test_an_interrupt_in_a_readers_loader_ends_the_sender_at_once(failure: BaseException) -> None:
+    def load(new: list[tuple[str, Tensor]]) -> None:
+        raise failure
+
+    reader = WeightReceiver(Staged(load, keeps_tensors=False), "g[0]")
+    with ConnectedEnds([WeightSender(LocalSource(model))], [reader], timeout_s=60.0) as ends:
+        start = ends.start(1)
+        begin = time.monotonic()
+        sent, updated = ends.outcomes([*ends.sends(start), *ends.updates(start)])
+        assert time.monotonic() - begin < 20.0
+        assert updated is failure
+        assert (
+            isinstance(sent, TransferError) and sent.reader == 0 and (str(failure) or "KeyboardInterrupt") in str(sent)
+        )
+
+
 def test_an_abort_ends_every_rank_also_one_that_only_gathers() -> None:
     tensors = model()
-    senders = sharded_senders(tensors, in_threads(2, lambda rank, group: group))
+    senders = sharded_senders(tensors, group_makers(2))
     receiver = WeightReceiver(InPlace(blank(tensors)), "g[0]")
     with ConnectedEnds(senders, [receiver], num_roots=1) as ends:
         start = ends.start(1)  # nobody receives: the root waits for a free slot
@@ -225,8 +284,10 @@ def test_signatures_are_those_of_the_tensors_as_they_travel() -> None:
     whole = WeightSender(LocalSource(lambda: tensors, torch.bfloat16)).signatures(5.0)
     assert whole == {name: signature_of(name, tensor.bfloat16()) for name, tensor in tensors.items()}
 
-    def sign(rank: int, group: Any) -> object:
-        return sharded_senders(tensors, [group] * 2, torch.bfloat16)[rank].signatures(30.0)
+    def sign(rank: int, make_group: MakeGroup) -> object:
+        source = ShardedSource(lambda: parts_of(tensors, rank, 2), rank, 2, make_group, torch.bfloat16)
+        source.connect("links-1", 30.0)
+        return WeightSender(source, TrainerRank(rank, 2)).signatures(30.0)
 
     assert in_threads(2, sign) == [whole, whole]
 

@@ -1,14 +1,14 @@
 """Parts of several ranks become whole tensors, on the rank that wants them; ranks that fail let the others know."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
-from rl.weights.shards import Part, ShardedSource, chunks
+from rl.weights.boxes import chunks
+from rl.weights.shards import MakeGroup, Part, ShardedSource
 from tests.support.gloo_ranks import in_threads
 
 
@@ -49,11 +49,12 @@ def parts_of(tensors: Mapping[str, Tensor], rank: int, world_size: int) -> dict[
 def test_tensors_of_any_split_come_out_whole_where_they_are_wanted(world_size: int, root: int | None) -> None:
     tensors = whole_tensors()
 
-    def gather(rank: int, group: Any) -> list[Tensor]:
-        source = ShardedSource(lambda: parts_of(tensors, rank, world_size), group)
+    def gather(rank: int, make_group: MakeGroup) -> list[Tensor]:
+        source = ShardedSource(lambda: parts_of(tensors, rank, world_size), rank, world_size, make_group)
         assert [(spec.name, spec.shape) for spec in source.manifest()] == [
             (name, tuple(tensor.shape)) for name, tensor in tensors.items()
         ]
+        source.connect("links-1", 30.0)
         source.begin(30.0)
         try:
             return source.tensors([4, 0, 5, 6, 1, 2, 3, 7, 8, 9], root)
@@ -73,10 +74,11 @@ def test_tensors_of_any_split_come_out_whole_where_they_are_wanted(world_size: i
 def test_parts_cross_in_the_dtype_of_the_wire_and_equal_the_whole_cast() -> None:
     tensors = whole_tensors()
 
-    def gather(rank: int, group: Any) -> list[Tensor]:
-        source = ShardedSource(lambda: parts_of(tensors, rank, 2), group, torch.bfloat16)
+    def gather(rank: int, make_group: MakeGroup) -> list[Tensor]:
+        source = ShardedSource(lambda: parts_of(tensors, rank, 2), rank, 2, make_group, torch.bfloat16)
         specs = source.manifest()
         assert [spec.dtype for spec in specs[:2]] == ["bfloat16", "bfloat16"] and specs[6].dtype == "int8"
+        source.connect("links-1", 30.0)
         source.begin(30.0)
         return source.tensors([0, 1, 6])
 
@@ -89,20 +91,21 @@ def test_parts_cross_in_the_dtype_of_the_wire_and_equal_the_whole_cast() -> None
 def test_a_tied_weight_travels_once_also_from_a_rank_that_has_none_of_it() -> None:
     table = torch.randn(1, 3)  # one row: rank 1 has none
 
-    def names(rank: int, group: Any) -> list[str]:
+    def names(rank: int, make_group: MakeGroup) -> list[str]:
         extents = chunks(1, 2)
         local = table.narrow(0, sum(extents[:rank]), extents[rank])
         part = Part(local, 0, extents)
-        source = ShardedSource(lambda: {"embed": part, "norm": torch.ones(3), "head": part}, group)
+        source = ShardedSource(lambda: {"embed": part, "norm": torch.ones(3), "head": part}, rank, 2, make_group)
         return [spec.name for spec in source.manifest()]
 
     assert in_threads(2, names) == [["embed", "norm"], ["embed", "norm"]]
 
 
 def test_all_ranks_learn_that_one_is_not_well() -> None:
-    def agree(rank: int, group: Any) -> tuple[bool, bool]:
-        source = ShardedSource(lambda: {"w": torch.ones(2)}, group)
+    def agree(rank: int, make_group: MakeGroup) -> tuple[bool, bool]:
+        source = ShardedSource(lambda: {"w": torch.ones(2)}, rank, 3, make_group)
         source.manifest()
+        source.connect("links-1", 30.0)
         source.begin(30.0)
         return source.agree(True), source.agree(rank != 1)
 
@@ -110,9 +113,10 @@ def test_all_ranks_learn_that_one_is_not_well() -> None:
 
 
 def test_a_rank_that_stays_away_is_an_error_within_the_deadline_of_the_refit() -> None:
-    def gather(rank: int, group: Any) -> str:
-        source = ShardedSource(lambda: {"w": Part(torch.ones(2), 0, (2, 2))}, group)
+    def gather(rank: int, make_group: MakeGroup) -> str:
+        source = ShardedSource(lambda: {"w": Part(torch.ones(2), 0, (2, 2))}, rank, 2, make_group)
         source.manifest()
+        source.connect("links-1", 30.0)
         source.begin(0.5)
         if rank == 1:
             return ""
@@ -120,29 +124,21 @@ def test_a_rank_that_stays_away_is_an_error_within_the_deadline_of_the_refit() -
             source.tensors([0])
         return str(caught.value)
 
-    assert "died or hangs" in in_threads(2, gather)[0]
+    assert "another rank has died, hangs or gave up" in in_threads(2, gather)[0]
 
 
 def test_a_part_of_the_wrong_size_and_changed_tensors_are_named() -> None:
-    def try_both(rank: int, group: Any) -> None:
+    def try_both(rank: int, make_group: MakeGroup) -> None:
         parts: dict[str, Tensor | Part] = {"w": Part(torch.ones(2, 3), 0, (2, 2))}
-        source = ShardedSource(lambda: parts, group)
+        source = ShardedSource(lambda: parts, rank, 2, make_group)
         source.manifest()
         parts["w"] = Part(torch.ones(2, 4), 0, (2, 2))
         with pytest.raises(WeightSyncError, match=r"'w' float32\[4, 3\], got 'w' float32\[4, 4\]"):
             source.begin(1.0)
         parts["w"] = Part(torch.ones(3, 3), 0, (2, 2))
         with pytest.raises(
-            WeightSyncError, match=r"shape \[3, 3\] of 'w'; along axis 0 the ranks should have \[2, 2\]"
+            WeightSyncError, match=r"shape \[3, 3\] of 'w' \[4, 3\]; as it is spread it should have \[2, 3\]"
         ):
             source.manifest()
 
     in_threads(2, try_both)
-
-
-def test_chunks_are_those_of_torch() -> None:
-    for extent in range(12):
-        for size in range(1, 6):
-            parts = list(torch.empty(extent).chunk(size)) if extent else []
-            expected = [part.numel() for part in parts] + [0] * (size - len(parts))
-            assert list(chunks(extent, size)) == expected

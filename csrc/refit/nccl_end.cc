@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "csrc/refit/failure.h"
+#include "csrc/refit/thread_start.h"
 
 namespace tandem {
 namespace {
@@ -130,9 +131,9 @@ Status NcclEnd::Join(const Deadline& deadline) {
   if (status.ok()) status = SayHello(deadline);
   if (status.ok()) status = CompareGeometry(deadline);
   if (status.ok()) status = comm_->Register(slots_, slot_stride_ * geometry_.num_slots);
+  if (status.ok()) status = StartThread("watching a refit", [this] { WatchOver(); }, &watcher_);
   if (!status.ok()) return Fail(status);
   has_joined_ = true;
-  watcher_ = std::thread([this] { WatchOver(); });
   return OkStatus();
 }
 

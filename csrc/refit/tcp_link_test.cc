@@ -5,6 +5,7 @@
 
 #include <dirent.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include <memory>
 #include <string>
@@ -45,6 +46,37 @@ TEST_F(TcpLink, SlotsOfAnySizeArriveWhole) {
     }
   }
   ASSERT_OK(sender_->Flush(Soon()));
+}
+
+// No thread can be started: none has room for so large a stack.
+class WithoutThreads {
+ public:
+  WithoutThreads() {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t large;
+    pthread_attr_init(&large);
+    pthread_attr_setstacksize(&large, size_t{1} << 47);
+    pthread_setattr_default_np(&large);
+    pthread_attr_destroy(&large);
+  }
+  ~WithoutThreads() {
+    pthread_setattr_default_np(&before_);
+    pthread_attr_destroy(&before_);
+  }
+
+ private:
+  pthread_attr_t before_;
+};
+
+TEST_F(TcpLink, AProcessThatCanHaveNoThreadIsToldSo) {
+  ASSERT_NO_FATAL_FAILURE(Open(Geometry(1)));
+  const WithoutThreads without;
+  std::unique_ptr<SendLink> second;
+  EXPECT_FAILS(CreateTcpSendLink("127.0.0.1", 0, Geometry(1), {}, &second), kUnavailable,
+               "no thread for a sender's connections");
+  EXPECT_FAILS(CreateTcpSendLink("localhost", 0, Geometry(1), {}, &second), kUnavailable,
+               "no thread for looking up a host's name");
+  EXPECT_FAILS(readers_[0]->Join(Soon()), kUnavailable, "no thread for a reader's connection");
 }
 
 TEST_F(TcpLink, AddressesOfBothFamiliesAndNames) {

@@ -13,6 +13,7 @@
 
 #include "csrc/refit/tcp_end.h"
 #include "csrc/refit/tcp_link.h"
+#include "csrc/refit/thread_start.h"
 
 namespace tandem {
 namespace {
@@ -125,13 +126,13 @@ Status TcpReceiveLink::Dial(const Deadline& deadline) {
 Status TcpReceiveLink::Join(const Deadline& deadline) {
   if (state_.IsOver()) return state_.Fail({});
   if (thread_.joinable()) return Misuse("Join is called twice");
-  const Status status = Dial(deadline);
+  Status status = Dial(deadline);
+  if (status.ok()) status = StartThread("a reader's connection", [this] { Run(); }, &thread_);
   if (!status.ok()) {
     return state_.Fail(
         {status.code(), geometry_.root, -1,
          std::string("reader ") + std::to_string(reader_) + ": " + status.message()});
   }
-  thread_ = std::thread([this] { Run(); });
   std::unique_lock<std::mutex> lock(state_.mutex());
   return state_.WaitLocked(
       lock, deadline, [this] { return is_welcome_; },

@@ -14,6 +14,7 @@
 #include "csrc/refit/tcp_door.h"
 #include "csrc/refit/tcp_end.h"
 #include "csrc/refit/tcp_link.h"
+#include "csrc/refit/thread_start.h"
 
 namespace tandem {
 namespace {
@@ -124,8 +125,8 @@ TcpSendLink::TcpSendLink(std::string address, tcp::UniqueFd listener, const Link
 Status TcpSendLink::Start() {
   Status status = slots_.Allocate(geometry_);
   if (status.ok()) status = state_.wakeup().Open();
-  if (status.ok()) thread_ = std::thread([this] { Run(); });
-  return status;
+  if (!status.ok()) return status;
+  return StartThread("a sender's connections", [this] { Run(); }, &thread_);
 }
 
 TcpSendLink::~TcpSendLink() { state_.StopAndJoin(&thread_); }

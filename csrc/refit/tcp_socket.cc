@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "csrc/refit/fork_guard.h"
+#include "csrc/refit/thread_start.h"
 
 namespace tandem::tcp {
 namespace {
@@ -161,7 +162,8 @@ Status Resolve(const std::string& host, int port, const Deadline& deadline,
                const std::function<bool()>& is_cancelled, std::vector<SocketAddress>* addresses) {
   if (LookUp(host, port, AI_NUMERICHOST, addresses) == 0) return OkStatus();
   auto pending = std::make_shared<PendingLookUp>();
-  std::thread([pending, host, port] {
+  std::thread resolver;
+  const auto look_up = [pending, host, port] {
     std::vector<SocketAddress> found;
     const int error = LookUp(host, port, 0, &found);
     const std::lock_guard<std::mutex> lock(pending->mutex);
@@ -169,7 +171,10 @@ Status Resolve(const std::string& host, int port, const Deadline& deadline,
     pending->addresses = std::move(found);
     pending->is_done = true;
     pending->done.notify_one();
-  }).detach();
+  };
+  Status status = StartThread("looking up a host's name", look_up, &resolver);
+  if (!status.ok()) return status;
+  resolver.detach();
   std::unique_lock<std::mutex> lock(pending->mutex);
   while (!pending->is_done) {
     if (is_cancelled()) return Status(StatusCode::kAborted, "cancelled");

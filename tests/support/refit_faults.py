@@ -109,6 +109,10 @@ class FaultyHfWorker(HfWorker):
             "segments": segments,
         }
 
+    def is_paused(self) -> bool:
+        """Whether nothing is sampled."""
+        return self._batches.is_paused
+
     def spoil(self, name: str) -> None:
         """Change a weight behind the back of every digest."""
         with torch.no_grad():

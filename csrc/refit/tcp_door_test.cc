@@ -9,12 +9,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "csrc/refit/tcp_ends.h"
+#include "csrc/refit/tcp_frame.h"
 #include "csrc/refit/tcp_socket.h"
 
 namespace tandem {
@@ -45,6 +49,19 @@ class Stranger {
     pollfd polled = {fd_.get(), POLLIN, 0};
     char byte;
     return is_connected_ && poll(&polled, 1, 20000) == 1 && recv(fd_.get(), &byte, 1, 0) <= 0;
+  }
+  // What a refusal says.
+  Fault Refusal() {
+    uint8_t answer[sizeof(tcp::FrameHeader) + sizeof(tcp::FaultRecord)] = {};
+    size_t size = 0;
+    for (ssize_t got = 1; got > 0 && size < sizeof(answer); size += static_cast<size_t>(got)) {
+      pollfd polled = {fd_.get(), POLLIN, 0};
+      poll(&polled, 1, 20000);
+      got = std::max<ssize_t>(0, recv(fd_.get(), answer + size, sizeof(answer) - size, 0));
+    }
+    tcp::FaultRecord record;
+    std::memcpy(&record, answer + sizeof(tcp::FrameHeader), sizeof(record));
+    return FromRecord(record);
   }
 
  private:
@@ -118,6 +135,26 @@ TEST_F(TcpDoor, ANumberThatHasJoinedIsRefusedWhileOthersAreAwaited) {
   ASSERT_OK(sender_->Join(Soon()));
   ASSERT_OK(results[1 - loser]);
   EXPECT_FAILS(results[loser], kMismatch, "this number has joined from 127.0.0.1:");
+}
+
+TEST_F(TcpDoor, NumbersThatNoReaderHasAreRefusedAndDisturbNobody) {
+  ASSERT_NO_FATAL_FAILURE(Open(Geometry(2)));
+  testing::internal::CaptureStderr();
+  for (const int32_t number : {2, -1, INT32_MAX, INT32_MIN}) {
+    tcp::FrameHeader header;
+    header.type = tcp::FrameType::kHello;
+    header.length = sizeof(tcp::Hello);
+    const tcp::Hello hello = tcp::MakeHello(Geometry(2), number);
+    std::string text(reinterpret_cast<const char*>(&header), sizeof(header));
+    text.append(reinterpret_cast<const char*>(&hello), sizeof(hello));
+    Stranger stranger(sender_->address());
+    stranger.Say(text);
+    const Fault verdict = stranger.Refusal();
+    EXPECT_EQ(verdict.code, StatusCode::kMismatch) << number;
+    EXPECT_EQ(verdict.rank, kNoRank) << number;
+  }
+  testing::internal::GetCapturedStderr();
+  ASSERT_NO_FATAL_FAILURE(Join());
 }
 
 TEST_F(TcpDoor, AReaderOfNobodyIsToldSo) {

@@ -260,7 +260,8 @@ std::string TcpSendLink::Reader::name() const {
 
 Fault TcpSendLink::Judge(const Hello& hello, const std::string& peer) {
   const std::lock_guard<std::mutex> lock(state_.mutex());
-  const int32_t rank = kFirstReader + hello.reader;
+  const bool is_member = hello.reader >= 0 && hello.reader < geometry_.num_readers;
+  const int32_t rank = is_member ? kFirstReader + hello.reader : kNoRank;
   const auto refuse = [&](StatusCode code, const std::string& why) {
     refusal_ = std::string("reader ") + std::to_string(hello.reader) + " (" + peer + "): " + why;
     return Fault{code, rank, -1, refusal_};
@@ -277,7 +278,7 @@ Fault TcpSendLink::Judge(const Hello& hello, const std::string& peer) {
     state_.SetFaultLocked(mismatch);
     return mismatch;
   }
-  if (hello.reader < 0 || hello.reader >= geometry_.num_readers) {
+  if (!is_member) {
     return refuse(StatusCode::kMismatch, std::string("its number is not below num_readers=") +
                                              std::to_string(geometry_.num_readers));
   }

@@ -149,6 +149,17 @@ def last_lines(path: str, count: int = 20, longest_bytes: int = 16384) -> str:
     return "\n".join(spoken[-count:])
 
 
+def death_notice(report: str) -> str:
+    """Ray's report of a death in one line, without its ids and its list of common causes.
+
+    It takes ten lines, and each call on a dead worker brings it anew.
+    """
+    text = " ".join(report.split())
+    detail = text.rpartition("Worker exit detail: ")[2]
+    seen, has_causes, _ = detail.partition(" Some common causes include")
+    return f"{seen} It was killed, perhaps by the kernel for want of memory, or crashed." if has_causes else seen
+
+
 def memory_shortage(report: str, largest: int = 3) -> str:
     """What matters of Ray's report, of some forty lines, that a host ran out of memory: how much, and who holds it."""
     first, _, rest = report.partition("\n")

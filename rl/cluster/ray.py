@@ -31,7 +31,7 @@ from rl.cluster.environment import (
     thread_variables,
     worker_environment,
 )
-from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, last_lines, memory_shortage
+from rl.cluster.host import Failure, HostFacts, Success, WorkerHost, death_notice, last_lines, memory_shortage
 from rl.cluster.worker_group import WorkerContext, WorkerGroup, WorkerRequest
 from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import ConfigError, InfraError, RLError
@@ -211,7 +211,8 @@ class RayWorkerGroup(CalledGroup[W]):
             raise problem from error
         except RayActorError as error:
             where = f"pid {slot.facts.pid} on {slot.facts.hostname}" if slot.facts.pid else "not yet started"
-            raise InfraError(f"{self.label(rank)} ({where}) died during {method}: {error}{self._tail(slot)}") from error
+            story = f"died during {method}: {death_notice(str(error))}{self._tail(slot)}"
+            raise InfraError(f"{self.label(rank)} ({where}) {story}") from error
         except OutOfMemoryError as error:
             raise InfraError(f"{self.label(rank)} ended during {method}: {memory_shortage(str(error))}") from error
         except RayError as error:

@@ -102,7 +102,7 @@ async def test_a_worker_killed_from_outside_during_a_call_ends_the_call(cluster)
     waiting = asyncio.ensure_future(group.call(0, EchoWorker.hang))
     await group.call(0, EchoWorker.add, 1)
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(InfraError, match=rf"pid {pid} on .* died during hang"):
+    with pytest.raises(InfraError, match=rf"pid {pid} on .* died during hang: Worker .* It was killed"):
         await waiting
     await group.close()
 

@@ -11,6 +11,7 @@ from rl.cluster.environment import (
     thread_variables,
     worker_environment,
 )
+from rl.core.native import LIBRARY_DIR_VARIABLE
 
 
 def test_secrets_and_strangers_are_not_inherited():
@@ -33,6 +34,10 @@ def test_secrets_and_strangers_are_not_inherited():
         "NCCL_DEBUG",
         "RAY_AUTH_TOKEN",
     }
+
+
+def test_workers_look_for_native_libraries_where_the_driver_does():
+    assert worker_environment({LIBRARY_DIR_VARIABLE: "/opt/native"}) == {LIBRARY_DIR_VARIABLE: "/opt/native"}
 
 
 def test_pythonpath_becomes_absolute(monkeypatch, tmp_path):

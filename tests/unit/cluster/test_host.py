@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl.cluster.host import Failure, Success, WorkerHost, last_lines, memory_shortage
+from rl.cluster.host import Failure, Success, WorkerHost, death_notice, last_lines, memory_shortage
 from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, DataError, InfraError
 from tests.support.cluster_workers import EchoWorker, RefusingWorker
@@ -48,6 +48,20 @@ def test_an_exception_that_does_not_unpickle_here_keeps_its_text():
 def test_a_failing_constructor_is_a_failure(host):
     failure = host.build(RefusingWorker, CONTEXT, ("config",), {})
     assert type(failure.error("start")) is ConfigError
+
+
+def test_a_death_is_told_in_one_line():
+    report = (
+        "The actor died unexpectedly before finishing this task.\n\tclass_name: HostActor\n\tactor_id: 98db01cd\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: "
+        "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the "
+        "process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called"
+    )
+    told = "Worker unexpectedly exits with a connection error code 2. End of file. It was killed, perhaps by the kernel"
+    assert death_notice(report).startswith(told)
+    assert death_notice("The actor is dead because\nit was killed by `ray.kill`.") == (
+        "The actor is dead because it was killed by `ray.kill`."
+    )
 
 
 def test_the_last_lines_skip_rays_markers(tmp_path):

@@ -6,6 +6,7 @@ from difflib import get_close_matches
 
 from rl.controller.config import MasterConfig
 from rl.controller.conflicts import Check, Conflict, inert
+from rl.controller.run_sampler import run_sampler
 from rl.controller.scored_datasets import scored_datasets
 from rl.core.metric_registry import find_spec, metric_groups
 from rl.data.config import ReasoningGymDataset
@@ -14,6 +15,7 @@ from rl.generation.config import VllmGenerationConfig
 
 _TRAIN = "train/"
 _REFIT = "policy.generation.refit_cfg"
+_COLOCATED = "policy.generation.colocated"
 _METRIC_NAME = re.compile(r"(val|train):[^\s:]+")
 # Names of validation metrics; beside them env/<the environment's own>.
 VALIDATION_METRICS = (
@@ -195,6 +197,25 @@ def gpus_suffice(config: MasterConfig) -> Iterator[Conflict]:
         yield Conflict(keys, problem, f"raise {keys[0]}, or 0 for a CPU run")
 
 
+def taking_turns_leaves_no_lookahead(config: MasterConfig) -> Iterator[Conflict]:
+    """Engines that sleep while the model trains cannot run ahead of it."""
+    if not config.policy.generation.colocated or run_sampler(config).max_staleness == 0:
+        return
+    lookahead = ("async_rl.sampler.max_lookahead_versions", config.async_rl.sampler.max_lookahead_versions, 0)
+    ahead, value, off = lookahead if lookahead[1] else ("grpo.batch_multiplier", config.grpo.batch_multiplier, 1)
+    problem = f"{_COLOCATED}=true lets nothing be generated while the model trains, but {ahead}={value} generates then"
+    yield Conflict((_COLOCATED, ahead), problem, f"set {ahead}={off}, or {_COLOCATED}=false")
+
+
+def taking_turns_needs_placement(config: MasterConfig) -> Iterator[Conflict]:
+    """Each worker group has whole GPUs of its own, and NCCL takes no two ranks on one."""
+    gpus = config.cluster.gpus_per_node
+    if config.policy.generation.colocated and config.cluster.kind == "ray" and gpus > 0:
+        keys = (_COLOCATED, "cluster.gpus_per_node")
+        problem = f"{keys[0]}=true with {keys[1]}={gpus}: trainer and engines cannot be placed on the same GPUs yet"
+        yield Conflict(keys, problem, f"set {keys[0]}=false, and {keys[1]} to as many as both need")
+
+
 def shared_memory_is_on_one_host(config: MasterConfig) -> Iterator[Conflict]:
     """POSIX shared memory does not reach another node, nor a server on one."""
     refit, nodes = config.policy.generation.refit_cfg, config.cluster.num_nodes
@@ -275,6 +296,8 @@ RUN_CHECKS: list[Check] = [
     local_cluster_is_one_process,
     joined_cluster_has_its_own_store,
     gpus_suffice,
+    taking_turns_leaves_no_lookahead,
+    taking_turns_needs_placement,
     shared_memory_is_on_one_host,
     addresses_are_for_tcp,
     nccl_needs_gpus,

@@ -19,7 +19,7 @@ from typing import Any
 from rl.algorithms.config import GRPOConfig
 from rl.controller.checkpoint import Checkpoint, Checkpointer, JsonPart, Saveable, checkpoint_metrics
 from rl.controller.checkpoint_config import CheckpointingConfig
-from rl.controller.phases import CHECKPOINTING, GENERATION, TRAINING, VALIDATION, WEIGHT_SYNC, Phases
+from rl.controller.phases import CHECKPOINTING, GENERATION, TRAINING, VALIDATION, Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.refit_check import RefitCheck
 from rl.controller.reporter import Reporter
@@ -36,7 +36,6 @@ from rl.rollout.config import StallWatchdogConfig
 from rl.rollout.manager import RolloutManager
 from rl.rollout.movement import Movement
 from rl.trainer.policy import Policy
-from rl.weights.sync import WeightSync
 
 LAST_SAVE_TIMEOUT_S = 60.0
 
@@ -47,14 +46,13 @@ class ControllerParts:
 
     Attributes:
         policy: The trained model, as checkpointed.
-        weight_sync: For the first publication; the step does the others.
-        refit_check: For the same.
+        refit_check: Of the last refit; the next step waits for it.
         prompts: The training prompts, whose position is checkpointed.
         buffer: Joins pump and step.
         manager: Makes the groups.
         movement: What the managers of training and validation have under way.
         pump: Dispatches them.
-        step: One training step.
+        step: One training step, and the first publication.
         validator: None = no validation prompts.
         checkpointer: Saves and restores.
         phases: What the train loop is doing.
@@ -65,7 +63,6 @@ class ControllerParts:
     """
 
     policy: Policy
-    weight_sync: WeightSync
     refit_check: RefitCheck
     prompts: PromptSource
     buffer: ReplayBuffer
@@ -146,8 +143,7 @@ class Controller:
         """
         parts = self._parts
         parts.buffer.limit_steps(self._grpo.max_num_steps - 1)
-        with parts.phases.span(WEIGHT_SYNC):
-            parts.refit_check.begin(await parts.weight_sync.publish(parts.policy.version))
+        await parts.step.publish(parts.policy.version)
         try:
             async with asyncio.TaskGroup() as tasks:
                 helpers = [

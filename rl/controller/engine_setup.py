@@ -55,6 +55,7 @@ def generator_request(config: MasterConfig, model: LoadedModel, num_threads: int
         gpus_per_replica=section.ranks_per_replica if config.cluster.gpus_per_node > 0 else 0,
         trust_remote_code=config.policy.trust_remote_code,
         call_timeout_s=config.cluster.call_timeout_s,
+        can_sleep=section.colocated,
     )
 
 

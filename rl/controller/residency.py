@@ -4,7 +4,8 @@ The step has two phases, training and refit, and does not know which Residency i
 generator have their own devices, so nothing moves. `Shared`: they take turns on the same ones:
 
     training:  generators sleep -> moments return to the device -> score and train
-    refit:     moments and gradients leave -> generators wake their weights -> publish -> wake their caches
+    refit:     moments and gradients leave -> generators wake their weights -> publish; before it resumes them,
+               they wake their caches
 
 Moving is each side's business, and where there is nothing to move (on a CPU) it is a call that moves 0 bytes; this file
 gives the order, and counts.
@@ -12,11 +13,12 @@ gives the order, and counts.
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Literal, Protocol
+from typing import Protocol
 
+from rl.controller.phases import RESIDENCY, Phases
 from rl.core.clock import Clock
-
-WakeTag = Literal["weights", "kv_cache"]
+from rl.generation.generator import WakeTag
+from rl.weights.sync import BeforeResume
 
 
 class Residency(Protocol):
@@ -26,8 +28,12 @@ class Residency(Protocol):
         """Scoring and training run inside."""
         ...
 
-    def refit(self) -> AbstractAsyncContextManager[None]:
-        """Weights are published inside."""
+    def refit(self) -> AbstractAsyncContextManager[BeforeResume]:
+        """Weights are published inside, by a refit that does what it is given before generators resume."""
+        ...
+
+    def drain(self) -> dict[str, float]:
+        """Return what moved since the last call, as metrics by bare name; empty where nothing ever moves."""
         ...
 
 
@@ -44,10 +50,10 @@ class Offloads(Protocol):
 
 
 class Sleeps(Protocol):
-    """A generator that can make room; nothing may be under way."""
+    """A generator that can make room."""
 
     async def sleep(self) -> int:
-        """Give up weights and caches; return the bytes that left the device."""
+        """Stop generating, give up weights and caches; return the bytes that left the device."""
         ...
 
     async def wake(self, tags: Sequence[WakeTag]) -> int:
@@ -64,45 +70,57 @@ class Dedicated:
         yield
 
     @asynccontextmanager
-    async def refit(self) -> AsyncIterator[None]:
+    async def refit(self) -> AsyncIterator[BeforeResume]:
         """Nothing to move."""
-        yield
+        yield _do_nothing
+
+    def drain(self) -> dict[str, float]:
+        """Nothing ever moves."""
+        return {}
 
 
 class Shared:
     """Trainer and generators take turns. After a failure nothing moves any more: whoever handles it finds it as it was.
 
+    What moves outside the refit is a phase of its own; the caches wake within the refit and its time.
+
     Args:
         trainer: Has the device while it trains.
         generator: Has it otherwise.
+        phases: What the train loop is doing.
         clock: Measures the moves.
     """
 
-    def __init__(self, trainer: Offloads, generator: Sleeps, clock: Clock) -> None:
+    def __init__(self, trainer: Offloads, generator: Sleeps, phases: Phases, clock: Clock) -> None:
         self._trainer = trainer
         self._generator = generator
+        self._phases = phases
         self._clock = clock
         self._moved: dict[str, float] = {}
 
     @asynccontextmanager
     async def training(self) -> AsyncIterator[None]:
         """The device is the trainer's inside, and stays so until the refit."""
-        await self._move("generator_out", self._generator.sleep())
-        await self._move("trainer_in", self._trainer.reload())
+        with self._phases.span(RESIDENCY):
+            await self._move("generator_out", self._generator.sleep())
+            await self._move("trainer_in", self._trainer.reload())
         yield
 
     @asynccontextmanager
-    async def refit(self) -> AsyncIterator[None]:
-        """Both models' weights are on the device inside; afterwards the generator has all that it needs."""
-        await self._move("trainer_out", self._trainer.offload())
-        await self._move("generator_in", self._generator.wake(("weights",)))
-        yield
-        await self._move("generator_in", self._generator.wake(("kv_cache",)))
+    async def refit(self) -> AsyncIterator[BeforeResume]:
+        """Both models' weights are on the device inside; what is given wakes the generators' caches."""
+        with self._phases.span(RESIDENCY):
+            await self._move("trainer_out", self._trainer.offload())
+            await self._move("generator_in", self._generator.wake(("weights",)))
+        yield self._wake_caches
 
     def drain(self) -> dict[str, float]:
         """Return mebibytes and seconds by direction since the last call."""
         moved, self._moved = self._moved, {}
         return moved
+
+    async def _wake_caches(self) -> None:
+        await self._move("generator_in", self._generator.wake(("kv_cache",)))
 
     async def _move(self, name: str, call: Awaitable[int]) -> None:
         start = self._clock.now()
@@ -112,3 +130,7 @@ class Shared:
 
     def _add(self, name: str, value: float) -> None:
         self._moved[name] = self._moved.get(name, 0.0) + value
+
+
+async def _do_nothing() -> None:
+    """What a refit has to do where nothing sleeps."""

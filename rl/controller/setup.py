@@ -27,7 +27,7 @@ from rl.controller.phases import Phases
 from rl.controller.pump import RolloutPump
 from rl.controller.refit_check import CheckParts, CheckSettings, RefitCheck, probe_tokens
 from rl.controller.reporter import Reporter
-from rl.controller.residency import Dedicated
+from rl.controller.residency import Dedicated, Residency, Shared
 from rl.controller.rollout_factory import RolloutFactory
 from rl.controller.run_sampler import run_sampler
 from rl.controller.step import StepParts, TrainStep
@@ -109,7 +109,7 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     step_parts = StepParts(
         buffer=buffer,
         groups_per_step=config.grpo.num_prompts_per_step,
-        residency=Dedicated(),
+        residency=build_residency(config, policy, generator, context.phases, context.clock),
         algorithm=build_algorithm(config),
         models={"policy": policy},
         weight_sync=sync,
@@ -120,7 +120,6 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
     )
     parts = ControllerParts(
         policy=policy,
-        weight_sync=sync,
         refit_check=check,
         prompts=prompts,
         buffer=buffer,
@@ -346,6 +345,15 @@ def build_refit_check(
         precision=precision,
     )
     return RefitCheck(parts, settings, context.clock)
+
+
+def build_residency(
+    config: MasterConfig, policy: Policy, generator: Generator, phases: Phases, clock: Clock
+) -> Residency:
+    """Who is on the devices while the model trains."""
+    if config.policy.generation.colocated:
+        return Shared(policy, generator, phases, clock)
+    return Dedicated()
 
 
 def build_buffer(config: MasterConfig) -> ReplayBuffer:

@@ -38,6 +38,7 @@ from rl.core.errors import FatalError
 from rl.core.types import PolicyVersion, RolloutGroup, TrainedSequence
 from rl.rollout.buffer import ReplayBuffer
 from rl.trainer.policy import Policy, TrainResult
+from rl.weights.report import SyncReport
 from rl.weights.sync import WeightSync
 
 _log = logging.getLogger(__name__)
@@ -101,13 +102,14 @@ class TrainStep:
         self._last_gap = 0.0
 
     async def __call__(self, step: int) -> StepReport:
-        """Train one step.
+        """Train one step; the generators hold the version before it.
 
         Raises:
             RunStopped: the run was asked to stop while the step waited for its groups; nothing has changed then.
             FatalError: the step cannot be made.
         """
         parts = self._parts
+        parts.residency.drain()  # what the first refit moved is no part of a step
         with self._phases.total():
             with self._phases.span(GENERATION):
                 groups = await self._stop.guard(parts.buffer.take(parts.groups_per_step))
@@ -119,13 +121,23 @@ class TrainStep:
                     results = await self._train(batch)
                     self._last_gap = results["policy"].metrics.get("max_logprob_diff", 0.0)
             version = self._next_version(results)
-            async with parts.residency.refit():
-                with self._phases.span(WEIGHT_SYNC):
-                    sync = await parts.weight_sync.publish(version)
-            parts.refit_check.begin(sync)
+            sync = await self.publish(version)
         metrics = self._metrics(groups, batch, results, refit_metrics(sync) | probe) | prefixed("train", told)
         report = StepReport(step, version, groups, metrics, trained_by_rollout(groups, batch))
         await parts.buffer.advance(version)
+        return report
+
+    async def publish(self, version: PolicyVersion) -> SyncReport:
+        """Bring the policy's weights to every generator, and begin to prove it; also once before the first step.
+
+        Raises:
+            RefitError: the refit failed; nothing is generated then.
+        """
+        parts = self._parts
+        async with parts.residency.refit() as before_resume:
+            with self._phases.span(WEIGHT_SYNC):
+                report = await parts.weight_sync.publish(version, before_resume)
+        parts.refit_check.begin(report)
         return report
 
     async def _prepare(self, groups: Sequence[RolloutGroup]) -> tuple[TrainBatch, dict[str, float]]:
@@ -221,4 +233,5 @@ class TrainStep:
             | prefixed("timing/train", seconds)
             | prefixed("performance", performance)
             | prefixed("refit", refit)
+            | prefixed("residency", self._parts.residency.drain())
         )

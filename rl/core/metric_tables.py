@@ -31,6 +31,7 @@ _FILTER = "grpo.seq_logprob_error_threshold"
 _REWARD_MODEL_RUNS = "an environment of kind reward_model"
 _SCORED = "where a rollout is valid"
 _DYNAMIC = "grpo.use_dynamic_sampling"
+_COLOCATED = "policy.generation.colocated"
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ _TIMING: tuple[Row, ...] = (
     ("advantage_calculation", "s", SUM, "Rewards to advantages."),
     ("policy_training", "s", SUM, "Forward, backward, optimizer."),
     ("weight_sync", "s", SUM, "The refit."),
+    ("residency", "s", SUM, "Models that make room for each other, but for what wakes within the refit.", _COLOCATED),
     ("checkpointing", "s", SUM, "Saving the checkpoint of the step.", "a checkpoint was saved"),
 )  # fmt: skip
 
@@ -259,6 +261,17 @@ _REFIT: tuple[Row, ...] = (
     ),
     ("probe_s", "s", LAST, "Duration of the probe.", "a probe was due"),
 )
+
+_RESIDENCY: tuple[Row, ...] = (
+    ("generator_out_mib", "MiB", SUM, "What the generators gave up before training: weights and caches.", _COLOCATED),
+    ("generator_out_s", "s", SUM, "Its duration.", _COLOCATED),
+    ("trainer_in_mib", "MiB", SUM, "The optimizer's moments that came back to the device.", _COLOCATED),
+    ("trainer_in_s", "s", SUM, "Its duration.", _COLOCATED),
+    ("trainer_out_mib", "MiB", SUM, "Moments and gradients that left before the refit.", _COLOCATED),
+    ("trainer_out_s", "s", SUM, "Its duration.", _COLOCATED),
+    ("generator_in_mib", "MiB", SUM, "What the generators took again: weights, and caches at the end.", _COLOCATED),
+    ("generator_in_s", "s", SUM, "Its duration; that of the caches is within refit/commit_s.", _COLOCATED),
+)  # fmt: skip
 
 _VALIDATION: tuple[Row, ...] = (
     ("accuracy", "reward", "sum over samples / samples asked for", "Mean raw reward; a failed sample adds nothing."),
@@ -300,6 +313,7 @@ GROUPS: tuple[MetricGroup, ...] = (
     MetricGroup("Time of a step by phase", "timing/train/", _TIMING),
     MetricGroup("Rates", "performance/", _PERFORMANCE),
     MetricGroup("Refit", "refit/", _REFIT),
+    MetricGroup("Models that share devices", "residency/", _RESIDENCY),
     MetricGroup("Validation", "validation/", _VALIDATION),
     MetricGroup("Evaluation: results.json of `tandem eval`, without the prefix", "eval/", _EVAL),
     MetricGroup("Time of a validation", "timing/validation/", (("total", "s", LAST, "The whole validation."),)),

@@ -24,6 +24,11 @@ class GenerationBase(ConfigModel):
     stop_token_ids: list[int] | None = Field(None, description="Ids that end a completion; null = the model's own.")
     stop_strings: list[str] = Field(default_factory=list, description="Strings that end a completion.")
     num_replicas: int = operational(1, ge=1, description="Engines.")
+    colocated: bool = operational(
+        False,
+        description="Trainer and engines take turns on the same devices: engines sleep while the model trains. Not yet "
+        "with GPUs; on a CPU both stay in memory.",
+    )
     refit_cfg: RefitConfig = RefitConfig()
 
     @property

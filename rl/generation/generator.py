@@ -11,6 +11,9 @@ from rl.core.types import Completion, PolicyVersion
 from rl.weights.transport import ReceiverHandle
 
 PauseMode = Literal["drain", "keep", "abort"]
+# Parts of an engine that sleep and wake.
+WakeTag = Literal["weights", "kv_cache"]
+WAKE_TAGS: tuple[WakeTag, ...] = ("weights", "kv_cache")
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,7 @@ class GeneratorRequest:
         trust_remote_code: Whether model code from the folder may run.
         call_timeout_s: Deadline of one worker call, in seconds.
         loaded_version: Version that the weights in the folder are; None = nothing is sampled before the first refit.
+        can_sleep: Whether the engines' memory is to be given up now and then; on a CPU nothing depends on it.
     """
 
     model_path: str
@@ -63,6 +67,7 @@ class GeneratorRequest:
     trust_remote_code: bool
     call_timeout_s: float
     loaded_version: PolicyVersion | None = None
+    can_sleep: bool = False
 
 
 class Generator(Protocol):
@@ -95,7 +100,33 @@ class Generator(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Generate again."""
+        """Generate again; whatever sleeps must be woken before."""
+        ...
+
+    async def sleep(self) -> int:
+        """Finish requests in flight, stay paused, and give up the memory of weights and caches.
+
+        Later requests wait for `resume`. A replica that cannot be reached does not hinder the others.
+
+        Returns:
+            Bytes that left the devices of all replicas; 0 where there is no device.
+
+        Raises:
+            InfraError: none could be reached.
+        """
+        ...
+
+    async def wake(self, tags: Sequence[WakeTag]) -> int:
+        """Take memory again for what the tags name; nothing is generated before `resume`. What is awake stays so.
+
+        Weights are those of before, caches are empty. A replica that cannot be reached does not hinder the others.
+
+        Returns:
+            Bytes that entered the devices of all replicas; 0 where there is no device.
+
+        Raises:
+            InfraError: none could be reached.
+        """
         ...
 
     def weight_receivers(self) -> list[ReceiverHandle]:

@@ -18,10 +18,12 @@ from rl.cluster.worker_group import Cluster, WorkerContext
 from rl.core.errors import ConfigError, InfraError, WeightSyncError, first_line
 from rl.core.loading import model_loading
 from rl.core.types import Completion, PolicyVersion
+from rl.generation.asleep import Asleep
 from rl.generation.batching import BatchLoop
 from rl.generation.completion import completion_budget
 from rl.generation.config import HfGenerationConfig
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.generator import WAKE_TAGS, GeneratorRequest, PauseMode, SamplingParams, WakeTag
+from rl.generation.parking import ParkedTensors
 from rl.generation.pool import PooledGenerator, replicas_of
 from rl.generation.refit_lock import RefitLock
 from rl.weights.manifest import torch_dtype
@@ -59,6 +61,8 @@ class HfWorker:
         # Both names of tied weights lead to the one tensor.
         self._parameters = dict(self._model.named_parameters(remove_duplicate=False))
         self._receiver = WeightReceiver(InPlace(self._parameters), self._replica, self._device)
+        self._asleep = Asleep(self._replica)
+        self._parked = ParkedTensors(one for one in self._parameters.values() if one.device.type != "cpu")
         self._refit_lock = RefitLock(self._replica, request.call_timeout_s)
         self._batches = BatchLoop(self._next_logits, self._decode, MAX_BATCH, self._replica)
         if request.loaded_version is not None:
@@ -85,8 +89,27 @@ class HfWorker:
         self._batches.pause(mode, self._request.call_timeout_s)
 
     def resume(self) -> None:
-        """Sample again."""
+        """Sample again.
+
+        Raises:
+            WeightSyncError: something is asleep.
+        """
+        self._asleep.check_awake(WAKE_TAGS, "generate")
         self._batches.resume()
+
+    def sleep(self) -> int:
+        """Finish what is sampled, and keep weights that lie on a device in host memory."""
+        self.pause("drain")
+        with self._refit_lock.held("sleep"):
+            self._asleep.fall_asleep()
+            return self._parked.park()
+
+    def wake(self, tags: tuple[WakeTag, ...]) -> int:
+        """Bring weights back to their device; there are no caches."""
+        with self._refit_lock.held("wake"):
+            taken = self._parked.unpark() if "weights" in self._asleep.among(tags) else 0
+            self._asleep.woken(tags)
+            return taken
 
     @torch.inference_mode()
     def score(self, tokens: tuple[int, ...]) -> list[float]:
@@ -97,6 +120,7 @@ class HfWorker:
         """
         completion_budget("score", tokens, 1, self._request.max_model_len)
         with self._refit_lock.held("score"):
+            self._asleep.check_awake(("weights",), "score")
             ids = torch.tensor([tokens], device=self._device)
             logits = self._model(input_ids=ids, use_cache=False).logits[0, :-1].float()
             table = torch.log_softmax(logits, dim=-1)
@@ -115,9 +139,10 @@ class HfWorker:
         """Begin a refit.
 
         Raises:
-            WeightSyncError: the generator is not paused.
+            WeightSyncError: the generator is not paused, or its weights are asleep.
         """
         with self._refit_lock.held("start"):
+            self._asleep.check_awake(("weights",), f"take version {start.version}")
             if not self._batches.is_paused:
                 raise WeightSyncError(
                     f"{self._replica} is not paused; weights of version {start.version} cannot be loaded"

@@ -17,7 +17,7 @@ from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, PolicyVersion
 from rl.generation.completion import completion_budget
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams, WakeTag
 from rl.weights.transport import Ack, ReceiverHandle, RefitStart, TransferInfo
 
 _log = logging.getLogger(__name__)
@@ -45,6 +45,14 @@ class GenerationWorker(Protocol):
 
     def resume(self) -> None:
         """Generate again."""
+        ...
+
+    def sleep(self) -> int:
+        """Finish requests, pause and give up memory; return the bytes that left the device."""
+        ...
+
+    def wake(self, tags: tuple[WakeTag, ...]) -> int:
+        """Take memory again; return the bytes that entered the device."""
         ...
 
     def score(self, tokens: tuple[int, ...]) -> list[float]:
@@ -178,18 +186,19 @@ class PooledGenerator(Generic[W]):
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop all replicas. See `Generator.pause`."""
-        ranks = list(self._replicas)
-        calls = [self._group.call(rank, self._worker.pause, mode) for rank in ranks]
-        results = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [(rank, result) for rank, result in zip(ranks, results, strict=True) if result is not None]
-        if any(not isinstance(error, InfraError) for _, error in failures) or len(failures) == len(ranks):
-            raise failures[0][1]
-        for rank, error in failures:
-            _log.error("%s could not be paused: %s", replica_name(rank), error)
+        await self._on_reachable("pause", self._worker.pause, mode)
 
     async def resume(self) -> None:
         """Let all replicas generate again."""
         await self._on_all(self._worker.resume)
+
+    async def sleep(self) -> int:
+        """Let all replicas give up their memory. See `Generator.sleep`."""
+        return sum(await self._on_reachable("sleep", self._worker.sleep))
+
+    async def wake(self, tags: Sequence[WakeTag]) -> int:
+        """Let all replicas take memory again. See `Generator.wake`."""
+        return sum(await self._on_reachable("wake", self._worker.wake, tuple(tags)))
 
     async def score(self, tokens: Sequence[int]) -> list[list[float]]:
         """Score a sequence on every replica. See `Generator.score`."""
@@ -242,6 +251,25 @@ class PooledGenerator(Generic[W]):
         """Call a method of every replica that is left; results in order."""
         ranks = list(self._replicas)
         return await gather_or_cancel([self._group.call(rank, method, *args, **kwargs) for rank in ranks])
+
+    async def _on_reachable(
+        self, what: str, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
+        """Call a method of every replica that is left; results of those that answer, in order.
+
+        Raises:
+            InfraError: none can be reached. What else a replica raises is raised too.
+        """
+        ranks = list(self._replicas)
+        calls = [self._group.call(rank, method, *args, **kwargs) for rank in ranks]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failures = {rank: one for rank, one in zip(ranks, answers, strict=True) if isinstance(one, BaseException)}
+        fatal = [error for error in failures.values() if not isinstance(error, InfraError)]
+        if fatal or len(failures) == len(ranks):
+            raise [*fatal, *failures.values()][0]
+        for rank, error in failures.items():
+            _log.error("%s did not %s: %s", replica_name(rank), what, error)
+        return [one for one in answers if not isinstance(one, BaseException)]
 
     def _choose(self, session: str) -> int:
         """Fewest in flight; ties go to the session's own replica, whose prefix cache is warm."""

@@ -14,6 +14,7 @@ PHASE_WORDS = {
     "policy_and_reference_logprobs": ("scoring tokens", "logprobs"),
     "advantage_calculation": ("advantages", "advantage"),
     "policy_training": ("training", "train"),
+    "residency": ("sharing the device", "move"),
     "weight_sync": ("sending weights", "refit"),
     "validation": ("validating", "validate"),
     "checkpointing": ("saving a checkpoint", "save"),

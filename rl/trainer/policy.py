@@ -82,6 +82,14 @@ class Policy(Protocol):
         """Return the trainer's end of a refit."""
         ...
 
+    async def offload(self) -> int:
+        """Make room for a generator on the same devices; return the bytes that left them."""
+        ...
+
+    async def reload(self) -> int:
+        """Take what `train` needs back; return the bytes that entered the devices."""
+        ...
+
     async def save(self, folder: Path, with_optimizer: bool) -> None:
         """Write a checkpoint into the existing `folder`."""
         ...

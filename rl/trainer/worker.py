@@ -103,7 +103,9 @@ class PolicyWorker:
 
     def offload(self) -> int:
         """Make room for a generator on the same device; see `Optimizer.offload`."""
-        return self._optimizer.offload()
+        left = self._optimizer.offload()
+        torch.cuda.empty_cache()  # to other processes; without a GPU it does nothing
+        return left
 
     def reload(self) -> int:
         """Undo `offload`, but for gradients."""

@@ -4,7 +4,8 @@
     await sync.connect()
     await sync.publish(version=0)          # also once before the first rollout
 
-publish: pause -> start -> transfer (sender and all readers at once) -> finish -> digests of all ranks agree -> resume.
+publish: pause -> start -> transfer (sender and all readers at once) -> finish -> digests of all ranks agree
+-> whatever the caller needs before anything is generated -> resume.
 Either every replica holds the new version and generates, or RefitError is raised and none does. An attempt that fails
 aborts all ends; its links are not used again. The same fleet gets one more attempt, with new links and a higher epoch;
 a replica that died or hangs leaves the fleet, as long as enough are left, and the rest go on. It sees no tensor.
@@ -13,7 +14,7 @@ a replica that died or hangs leaves the fleet, as long as enough are left, and t
 import logging
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -48,6 +49,7 @@ from rl.weights.transport import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+BeforeResume = Callable[[], Coroutine[Any, Any, None]]
 
 
 class _Laps:
@@ -149,8 +151,13 @@ class WeightSync:
             raise WeightSyncError(f"the refit cannot be set up: {end} failed at {failure.phase}: {detail}") from failure
         self._connected = True
 
-    async def publish(self, version: PolicyVersion) -> SyncReport:
+    async def publish(self, version: PolicyVersion, before_resume: BeforeResume | None = None) -> SyncReport:
         """Bring `version` to every replica.
+
+        Args:
+            version: Above the last one.
+            before_resume: Done when all hold the version, within the deadline and before anything is generated; again
+                in an attempt that follows one that failed after it.
 
         Raises:
             RefitError: anything failed, was late or did not agree, twice; names the first bad end. The generator stays
@@ -165,7 +172,7 @@ class WeightSync:
             while True:
                 attempts += 1
                 try:
-                    return await self._attempt(version, attempts, started)
+                    return await self._attempt(version, before_resume, attempts, started)
                 except AttemptFailed as failure:
                     await self._go_on(version, failure, attempts)
         finally:
@@ -204,7 +211,9 @@ class WeightSync:
                 "versions only grow"
             )
 
-    async def _attempt(self, version: PolicyVersion, number: int, started: float) -> SyncReport:
+    async def _attempt(
+        self, version: PolicyVersion, before_resume: BeforeResume | None, number: int, started: float
+    ) -> SyncReport:
         """One try; the links are given back only when all went well."""
         laps = _Laps(self._clock)
         deadline = self._clock.now() + self._config.timeout_s
@@ -227,6 +236,8 @@ class WeightSync:
         commits = [handle.finish(version) for handle in links.handles]
         acks = await self._together("commit", links.handles, commits, deadline)
         sent = self._agree(links, version, results[TRAINER], acks)
+        if before_resume is not None:
+            await self._alone("wake", before_resume(), deadline)
         self._is_paused = False
         await self._alone("resume", self._fleet.resume(), deadline)
         laps.end("commit")

@@ -85,7 +85,7 @@ async def test_a_refit_that_stops_before_its_end_is_detected_and_a_retry_heals(
         await engine.publish()
     monkeypatch.undo()
     assert VllmWorker.update is update
-    assert await asyncio.to_thread(engine.worker._call, engine.worker._engine.is_paused(), 60.0, "is_paused")
+    assert await engine.is_paused()
     await engine.publish(train=False)
     assert await engine.gap() <= EXACT
 
@@ -142,6 +142,31 @@ async def test_draining_lets_requests_end_with_the_old_weights(engine: Engine) -
     assert not waiting.done()
     await engine.generator.resume()
     assert (await waiting).tokens
+
+
+async def test_a_sleeping_engine_keeps_requests_and_generates_after_the_refit_alone(engine: Engine) -> None:
+    running = asyncio.ensure_future(engine.sample(1, max_new_tokens=60, stop_token_ids=()))
+    await engine.sample(2, max_new_tokens=1)
+    assert await engine.generator.sleep() == 0, "a CPU has no other memory to go to"
+    assert len((await running).tokens) == 60
+    waiting = asyncio.ensure_future(engine.sample(4))
+    with pytest.raises(WeightSyncError, match="cannot generate: it sleeps"):
+        await engine.generator.resume()
+    with pytest.raises(WeightSyncError, match=r"cannot take version \d+: it sleeps \(weights\).*CLEAN"):
+        await engine.publish(train=False)
+    assert await engine.generator.wake(("weights",)) == 0
+
+    async def wake_caches() -> None:
+        with pytest.raises(WeightSyncError, match=r"cannot generate: it sleeps \(kv_cache\)"):
+            await engine.generator.resume()
+        assert await engine.generator.wake(("kv_cache",)) == 0
+        assert await engine.is_paused() and not waiting.done()
+
+    await engine.publish(before_resume=wake_caches)
+    assert {span.version for span in (await waiting).version_spans} == {engine.version}
+    assert not await engine.is_paused()
+    assert await engine.gap() <= EXACT
+    assert await engine.generator.wake(("weights", "kv_cache")) == 0, "to wake what is awake is no error"
 
 
 async def test_aborted_requests_are_to_be_retried(engine: Engine) -> None:

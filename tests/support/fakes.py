@@ -21,6 +21,7 @@ from rl.environments.base import Episode, StepResult
 from rl.generation.generator import PauseMode, SamplingParams
 from rl.trainer.policy import TrainResult
 from rl.weights.report import SyncReport
+from rl.weights.sync import BeforeResume
 
 
 def make_prompt(index: int, environment: str = "echo", tokens: int = 3) -> Prompt:
@@ -250,12 +251,13 @@ class FakeWeightSync:
         self.fail_at: int | None = None
         self._generator = generator
 
-    async def publish(self, version: int) -> SyncReport:
+    async def publish(self, version: int, before_resume: BeforeResume) -> SyncReport:
         await self._generator.pause("drain")
         if version == self.fail_at:
             raise WeightSyncError(f"refit of version {version} failed")
         self._generator.version = version
         self.published.append(version)
+        await before_resume()
         await self._generator.resume()
         return SyncReport(version, 0.5, 2**20, 3, 1, 3, 1, {"transfer": 0.25, "digest": 0.05})
 

@@ -12,7 +12,9 @@ from rl.controller.engine_setup import generator_request, load_model
 from rl.controller.eval_plan import EvalOptions, plan_evaluation
 from rl.controller.evaluator import build_questions
 from rl.controller.options import RunOptions
+from rl.controller.phases import Phases
 from rl.controller.run import run_training
+from rl.controller.setup import build_residency
 from rl.core.clock import SystemClock
 from rl.core.errors import WeightSyncError
 from rl.core.imports import import_object
@@ -96,6 +98,15 @@ def checked(case: Case) -> Any:
     """How often a refit is probed, and how strictly."""
     refit = case.config.policy.generation.refit_cfg
     return [refit.check_every_for(on_gpus=False), refit.tolerance_for(case.config.policy.precision)]
+
+
+def shared(case: Case) -> Any:
+    """Who is on the devices, and whether engines are built to make room there."""
+    nobody: Any = None
+    clock = SystemClock()
+    residency = build_residency(case.config, nobody, nobody, Phases(clock, lambda _: None), clock)
+    request = generator_request(case.config, load_model(case.config, lambda _: None), 1)
+    return [type(residency).__name__, request.can_sleep]
 
 
 class _KeepsArguments:

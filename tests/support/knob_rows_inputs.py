@@ -9,7 +9,7 @@ from tests.support.knob_probes_run import (
     scored,
     started,
 )
-from tests.support.knob_probes_whole import checked, confined, engine_built, refitted
+from tests.support.knob_probes_whole import checked, confined, engine_built, refitted, shared
 from tests.support.knobs import Elsewhere, Flip, Refused
 
 BOOL = ("false", "true")
@@ -228,6 +228,7 @@ def _of_each_backend() -> list[Flip | Refused]:
                 ("stop_token_ids", ("null", "[3]"), requested),
                 ("stop_strings", ("[]", "['x']"), requested),
                 ("num_replicas", ("1", "2"), started),
+                ("colocated", BOOL, shared),
             )
         ]
         rows += [
@@ -246,6 +247,7 @@ _GENERATION = [
         ("cluster.kind=ray", "policy.max_total_sequence_length=400"),
     ),
     *_of_each_backend(),
+    Refused("policy.generation.colocated", "true", "cannot be placed on the same GPUs yet", GPUS),
     Flip("policy.generation.request_timeout_s", ("300.0", "7200.0"), started, HF),
     Flip(f"{REFIT}.transport", ("shm", "tcp"), refitted),
     Refused(f"{REFIT}.transport", "nccl", "nccl needs GPUs, but cluster.gpus_per_node=0"),

@@ -21,7 +21,7 @@ from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.vllm.generator import build
 from rl.generation.vllm.worker import VllmWorker
 from rl.weights.config import RefitConfig
-from rl.weights.sync import SyncReport, WeightSync
+from rl.weights.sync import BeforeResume, SyncReport, WeightSync
 from tests.support.local_group import InProcessCluster
 from tests.support.refit_model import TrainerModel
 from tests.support.tiny_model import EOS_ID
@@ -66,12 +66,12 @@ class RefitEngine:
         assert isinstance(worker, VllmWorker)
         return worker
 
-    async def publish(self, train: bool = True) -> SyncReport:
+    async def publish(self, train: bool = True, before_resume: BeforeResume | None = None) -> SyncReport:
         """Change the weights and bring them to the engine as the next version."""
         if train:
             self.trainer.reset()
             self.trainer.perturb(self.version + 10, scale=0.3)
-        report = await self.sync.publish(self.version + 1)
+        report = await self.sync.publish(self.version + 1, before_resume)
         self.version += 1
         assert report.version == self.generator.version == self.version
         return report
@@ -89,6 +89,11 @@ class RefitEngine:
         right = [self.trainer.logprobs(prompt, completion.tokens, temperature) for completion in done]
         pairs = [pair for c, values in zip(done, right, strict=True) for pair in zip(c.logprobs, values, strict=True)]
         return max(abs(left - right) for left, right in pairs)
+
+    async def is_paused(self) -> bool:
+        """Whether the engine's scheduler is."""
+        work = self.worker._engine.is_paused()
+        return bool(await asyncio.to_thread(self.worker._call, work, CALL_S, "is_paused"))
 
     async def probe(self, method: str, *arguments: Any) -> list[Any]:
         """Call a switch of `refit_probe` in every process of the engine."""

@@ -1,19 +1,24 @@
 """The phases of a refit of one vLLM engine, through vLLM's own verbs: init, start, one update, finish.
 
+And its sleep before one. vLLM's own `sleep` and `wake_up` would also pause and resume its scheduler, the latter with
+the last part that wakes, when other engines may still fail; so its workers are asked to move memory, and nothing else.
+
 Coroutines for the engine's event loop, one at a time; only `abort` may come beside one, from any thread. What the
 engine's processes say of a failure becomes a typed error here; a dead engine is an InfraError.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import PolicyVersion
+from rl.generation.asleep import Asleep
+from rl.generation.generator import WAKE_TAGS, WakeTag
 from rl.generation.vllm.abort_line import new_name, send_abort
 from rl.generation.vllm.shares import signatures_of
-from rl.generation.vllm.wire import RankReport, first_fault, init_values, located, unwrapped, update_values
+from rl.generation.vllm.wire import PAUSE_MODES, RankReport, first_fault, init_values, located, unwrapped, update_values
 from rl.weights.transport import Ack, RefitStart, TransferInfo
 
 T = TypeVar("T")
@@ -36,6 +41,7 @@ class EngineRefit:
         self._replica = replica
         self._num_readers = num_readers
         self._clears_caches = clears_caches
+        self._asleep = Asleep(replica)
         self._abort_line = new_name()
         self._first_reader = 0
         self._start: RefitStart | None = None
@@ -61,9 +67,10 @@ class EngineRefit:
         """Open the layers; a refit that was given up before is forgotten.
 
         Raises:
-            WeightSyncError: the engine is not paused.
+            WeightSyncError: the engine is not paused, or its weights are asleep.
         """
         async with self._phase("start"):
+            self._asleep.check_awake(("weights",), f"take version {start.version}")
             if not await self._engine.is_paused():
                 raise WeightSyncError(f"it is not paused; weights of version {start.version} cannot be loaded")
             await self._engine.collective_rpc("tandem_end_session")
@@ -101,6 +108,32 @@ class EngineRefit:
                 await self._engine.reset_prefix_cache()
             reported = await self._engine.get_weight_version()
             return ack_of(self._replica, reported, [RankReport.of(values) for values in received])
+
+    async def sleep(self) -> int:
+        """Finish requests, stay paused, give up weights and caches; return the bytes that left all devices."""
+        async with self._phase("sleep"):
+            await self._engine.pause_generation(mode=PAUSE_MODES["drain"], clear_cache=True)
+            self._asleep.fall_asleep()
+            freed: list[int] = await self._engine.collective_rpc("tandem_sleep")
+            return sum(freed)
+
+    async def wake(self, tags: Sequence[WakeTag]) -> int:
+        """Take memory again for what the tags name; return the bytes that entered all devices."""
+        async with self._phase("wake"):
+            asleep = self._asleep.among(tags)
+            if not asleep:
+                return 0
+            taken: list[int] = await self._engine.collective_rpc("tandem_wake", args=(asleep,))
+            self._asleep.woken(asleep)
+            return sum(taken)
+
+    def check_awake(self) -> None:
+        """Refuse to generate while something is asleep.
+
+        Raises:
+            WeightSyncError: something is.
+        """
+        self._asleep.check_awake(WAKE_TAGS, "generate")
 
     def abort(self, reason: str) -> None:
         """Let every process give up its transfer; nothing happens where none is, or the engine is gone."""

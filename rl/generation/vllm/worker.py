@@ -25,7 +25,7 @@ from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, InfraError, WeightSyncError
 from rl.core.types import Completion, PolicyVersion, VersionSpan
 from rl.generation.completion import completion_budget, make_completion
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams, WakeTag
 from rl.generation.refit_lock import RefitLock
 from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.vllm.refit import EngineRefit
@@ -114,8 +114,21 @@ class VllmWorker:
         self._call(work, self._request.call_timeout_s, f"pause ({mode})")
 
     def resume(self) -> None:
-        """Generate again."""
+        """Generate again.
+
+        Raises:
+            WeightSyncError: something is asleep.
+        """
+        self._refit.check_awake()
         self._call(self._engine.resume_generation(), self._request.call_timeout_s, "resume")
+
+    def sleep(self) -> int:
+        """Finish requests, stay paused, give up the memory of weights and caches in every process of the engine."""
+        return self._run_phase("sleep", self._request.call_timeout_s, self._refit.sleep)
+
+    def wake(self, tags: tuple[WakeTag, ...]) -> int:
+        """Take memory again; generates nothing before `resume`."""
+        return self._run_phase("wake", self._request.call_timeout_s, self._refit.wake, tags)
 
     def init_transfer(self, info: TransferInfo, first_reader: int) -> None:
         """Join the links in every process of the engine."""
@@ -315,6 +328,8 @@ def _version(request_id: str, label: str) -> PolicyVersion:
 def engine_arguments(context: WorkerContext, config: VllmEngineConfig, request: GeneratorRequest) -> dict[str, Any]:
     """Return the engine arguments; `vllm_kwargs` come last and win."""
     memory: dict[str, Any] = {"gpu_memory_utilization": config.gpu_memory_utilization}
+    if request.can_sleep and context.device != "cpu":
+        memory["enable_sleep_mode"] = True  # vLLM refuses it on a CPU, where there is nothing to give up
     if context.device == "cpu":
         # An explicit size also spares the warm-up pass that would measure it.
         memory = {"kv_cache_memory_bytes": int(config.kv_cache_gib * (1 << 30))}

@@ -6,6 +6,7 @@ plug-in as with `worker_extension_cls`. Each reads what the process's weight tra
 
 from typing import Any
 
+import torch
 from vllm.v1.worker.worker_base import WorkerBase
 
 
@@ -33,7 +34,30 @@ def tandem_products(worker: Any) -> dict[str, Any]:
     return products
 
 
+def tandem_sleep(worker: Any) -> int:
+    """Give up the memory of weights, which the host keeps, and of caches; return how much more of the device is free.
+
+    vLLM's verbs for engines would do too much: they resume the scheduler with the last part that wakes.
+    """
+    free = _free_bytes()
+    worker.sleep(level=1)
+    return _free_bytes() - free
+
+
+def tandem_wake(worker: Any, tags: list[str]) -> int:
+    """Take memory again; return how much less of the device is free."""
+    free = _free_bytes()
+    worker.wake_up(tags)
+    return free - _free_bytes()
+
+
+def _free_bytes() -> int:
+    """Free memory of the device; 0 without one."""
+    return int(torch.accelerator.get_memory_info()[0]) if torch.accelerator.is_available() else 0
+
+
 def install() -> None:
     """Make them methods of every worker."""
-    for call in (tandem_end_session, tandem_received, tandem_fault, tandem_products):
+    calls = (tandem_end_session, tandem_received, tandem_fault, tandem_products, tandem_sleep, tandem_wake)
+    for call in calls:
         setattr(WorkerBase, call.__name__, call)

@@ -17,6 +17,7 @@ REASONING_GYM = "{_override_: true, kind: reasoning_gym, task: leg_counting}"
 
 # What is wrong, the overrides that make it so, and a piece of the message; each has one fix that the message names.
 REFIT = "policy.generation.refit_cfg"
+COLOCATED = "policy.generation.colocated=true"
 CONFLICTS = [
     (
         "step_divides_into_updates",
@@ -130,6 +131,29 @@ CONFLICTS = [
         "is 1 GPUs, but policy.num_workers=1 + policy.generation.num_replicas=1 x 1 ranks need 2",
     ),
     (
+        "taking_turns_leaves_no_lookahead",
+        [COLOCATED, "async_rl.sampler.max_lookahead_versions=1", "loss_fn.use_importance_sampling_correction=true"],
+        "colocated=true lets nothing be generated while the model trains, "
+        "but async_rl.sampler.max_lookahead_versions=1 generates then; "
+        "set async_rl.sampler.max_lookahead_versions=0, or policy.generation.colocated=false",
+    ),
+    (
+        "taking_turns_leaves_no_lookahead",
+        [
+            COLOCATED,
+            "grpo.use_dynamic_sampling=true",
+            "grpo.batch_multiplier=2",
+            "loss_fn.use_importance_sampling_correction=true",
+        ],
+        "but grpo.batch_multiplier=2.0 generates then; set grpo.batch_multiplier=1,",
+    ),
+    (
+        "taking_turns_needs_placement",
+        [COLOCATED, "cluster.gpus_per_node=2"],
+        "colocated=true with cluster.gpus_per_node=2: trainer and engines cannot be placed on the same GPUs yet; "
+        "set policy.generation.colocated=false, and cluster.gpus_per_node to as many as both need",
+    ),
+    (
         "engine_memory_matches_the_device",
         ["policy.generation.vllm_cfg.gpu_memory_utilization=0.5"],
         "gpu_memory_utilization=0.5 has no effect",
@@ -229,6 +253,8 @@ def test_every_check_has_a_conflict_above() -> None:
         ["grpo.val_temperature=1", "grpo.val_num_generations=4", "grpo.val_top_p=0.9", "grpo.val_top_k=5"],
         ["cluster.kind=local", "policy.generation.backend=hf"],
         ["cluster.gpus_per_node=2"],
+        [COLOCATED],
+        [COLOCATED, f"{REFIT}.servers=['http://127.0.0.1:8000']"],
         [f"{REFIT}.transport=tcp", f"{REFIT}.host=127.0.0.1", f"{REFIT}.silence_s=5"],
         ["cluster.num_nodes=2", f"{REFIT}.host=10.0.0.7", f"{REFIT}.silence_s=5"],
         ["async_rl.sampler.max_lookahead_versions=1", "loss_fn.use_importance_sampling_correction=true"],

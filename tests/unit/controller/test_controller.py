@@ -106,7 +106,6 @@ def build(
     checkpointer = Checkpointer(folder, checkpointing, "")
     parts = ControllerParts(
         policy=policy,
-        weight_sync=sync_,
         refit_check=check_,
         prompts=cast(Any, source),
         buffer=buffer,

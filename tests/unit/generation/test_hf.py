@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from rl.core.clock import SystemClock
 from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
 from rl.core.types import Completion, FinishReason, VersionSpan
+from rl.generation import hf
 from rl.generation.batching import Forward
 from rl.generation.config import HfGenerationConfig
 from rl.generation.generator import GeneratorRequest, SamplingParams
 from rl.generation.hf import HfWorker, build
+from rl.generation.parking import ParkedTensors
 from rl.generation.pool import PooledGenerator
 from rl.weights.config import RefitConfig
 from rl.weights.signature import first_deviation
@@ -59,6 +62,12 @@ class Run:
 
 @pytest.fixture
 async def run(folder: Path) -> AsyncIterator[Run]:
+    async with started(folder) as run:
+        yield run
+
+
+@asynccontextmanager
+async def started(folder: Path) -> AsyncIterator[Run]:
     generator = await build(HfGenerationConfig(num_replicas=2), InProcessCluster("tdm-test"), generator_request(folder))
     trainer = TrainerModel(folder)
     sync = WeightSync(trainer.handle, generator, RefitConfig(bucket_mib=0.01), "tdm-test", SystemClock())
@@ -232,6 +241,31 @@ async def test_a_parameter_that_does_not_hold_what_arrived_is_named(run: Run) ->
 
 
 async def test_a_replica_that_dies_leaves_and_the_other_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    end(run, monkeypatch, ("pause", "init_transfer", "start_update", "abort_update", "generate"))
+    run.trainer.perturb(1, scale=0.3)
+    report = await run.sync.publish(1)
+    assert (report.replicas, run.generator.num_replicas, run.generator.version) == (1, 1, 1)
+    done = await asyncio.gather(*(run.sample(seed, f"r{seed}") for seed in range(4)))
+    assert max(run.gap(completion) for completion in done) < 1e-5
+
+
+async def test_a_replica_that_dies_in_its_sleep_leaves_with_the_next_refit(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run.generator.sleep()
+    end(run, monkeypatch, ("wake", "pause", "init_transfer", "start_update", "abort_update", "generate", "resume"))
+    await run.generator.wake(("weights",))
+
+    async def wake_caches() -> None:
+        await run.generator.wake(("kv_cache",))
+
+    report = await run.sync.publish(1, wake_caches)
+    assert (report.replicas, run.generator.num_replicas, run.generator.version) == (1, 1, 1)
+    assert (await run.sample()).tokens
+
+
+def end(run: Run, monkeypatch: pytest.MonkeyPatch, methods: Sequence[str]) -> None:
+    """Let the second replica's process be gone, as far as these methods tell."""
     victim = run.generator._group.workers[1]  # type: ignore[attr-defined]
 
     def dying(method: Any) -> Any:
@@ -243,13 +277,69 @@ async def test_a_replica_that_dies_leaves_and_the_other_goes_on(run: Run, monkey
 
         return call
 
-    for name in ("pause", "init_transfer", "start_update", "abort_update", "generate"):
+    for name in methods:
         monkeypatch.setattr(HfWorker, name, dying(vars(HfWorker)[name]))
+
+
+async def test_a_sleeping_engine_keeps_requests_until_a_refit_has_woken_it(run: Run) -> None:
+    workers = run.generator._group.workers  # type: ignore[attr-defined]
+    running = [asyncio.ensure_future(run.sample(seed, f"r{seed}", stop_token_ids=())) for seed in range(2)]
+    await holds(lambda: all(worker._batches._active for worker in workers))
+    assert await run.generator.sleep() == 0, "nothing lies on a device"
+    assert [len(done.tokens) for done in await asyncio.gather(*running)] == [8, 8], "what was under way is finished"
+    waiting = asyncio.ensure_future(run.sample(9, "waiting"))
+    await holds(lambda: any(worker._batches._waiting for worker in workers))
+    assert await asyncio.wait({waiting}, timeout=0.1) == (set(), {waiting})
+    for refused in (run.generator.resume(), run.generator.score(PROMPT)):
+        with pytest.raises(WeightSyncError, match=r"cannot .*: it sleeps \(weights"):
+            await refused
     run.trainer.perturb(1, scale=0.3)
-    report = await run.sync.publish(1)
-    assert (report.replicas, run.generator.num_replicas, run.generator.version) == (1, 1, 1)
-    done = await asyncio.gather(*(run.sample(seed, f"r{seed}") for seed in range(4)))
-    assert max(run.gap(completion) for completion in done) < 1e-5
+    with pytest.raises(WeightSyncError, match=r"cannot take version 1: it sleeps \(weights\)"):
+        await run.sync.publish(1)
+    assert await run.generator.wake(("weights",)) == 0
+
+    async def wake_caches() -> None:
+        assert not waiting.done() and run.generator.version == 1
+        with pytest.raises(WeightSyncError, match=r"cannot generate: it sleeps \(kv_cache\)"):
+            await run.generator.resume()
+        assert await run.generator.wake(("kv_cache",)) == 0
+
+    await run.sync.publish(1, wake_caches)
+    done = await waiting
+    assert {span.version for span in done.version_spans} == {1} and run.gap(done) < 1e-5
+    assert await run.generator.wake(("weights", "kv_cache")) == 0, "to wake what is awake is no error"
+
+
+async def test_weights_on_a_device_leave_it_and_come_back_to_the_model_and_its_refits(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if they lay on one: in memory of their own, as a move to a device gives it."""
+    load = hf._load_model
+
+    def load_copies(request: GeneratorRequest) -> Any:
+        model = load(request)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        return model
+
+    monkeypatch.setattr(hf, "_load_model", load_copies)
+    async with started(folder) as run:
+        workers = run.generator._group.workers  # type: ignore[attr-defined]
+        for worker in workers:
+            worker._parked = ParkedTensors(worker._parameters.values())
+        total = 2 * sum(parameter.nbytes for parameter in workers[0]._model.parameters())
+        expected = await run.sample(3)
+        assert await run.generator.sleep() == total
+        assert all(tensor.untyped_storage().nbytes() == 0 for tensor in workers[0]._parameters.values())
+        assert await run.generator.wake(("kv_cache",)) == 0
+        assert await run.generator.wake(("weights",)) == total
+        await run.generator.resume()
+        assert (await run.sample(3)) == expected
+        await run.generator.sleep()
+        await run.generator.wake(("weights", "kv_cache"))
+        run.trainer.perturb(1, scale=0.3)
+        await run.sync.publish(1)
+        assert run.gap(await run.sample(3)) < 1e-5
 
 
 async def test_tensors_of_another_model_are_refused_by_name(run: Run, tmp_path: Path) -> None:

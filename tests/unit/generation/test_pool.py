@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from rl.cluster.worker_group import WorkerRequest
-from rl.core.errors import InfraError
+from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, FinishReason, VersionSpan
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams
+from rl.generation.generator import WAKE_TAGS, GeneratorRequest, PauseMode, SamplingParams, WakeTag
 from rl.generation.pool import PooledGenerator, replicas_of
 from tests.support.local_group import InProcessGroup
 
@@ -177,7 +177,7 @@ async def test_a_replica_that_is_given_up_fails_its_requests_and_gets_no_more() 
 
 
 class Deaf(Busy):
-    """A worker that cannot be paused where it is told so."""
+    """A worker that cannot be reached where it is told so; awake, it holds 100 bytes of weights and 10 of caches."""
 
     def __init__(self, is_deaf: bool) -> None:
         super().__init__()
@@ -187,6 +187,15 @@ class Deaf(Busy):
         if self.is_deaf:
             raise InfraError("the process is gone")
         super().pause(mode)
+
+    def sleep(self) -> int:
+        self.pause("drain")
+        return 110
+
+    def wake(self, tags: tuple[WakeTag, ...]) -> int:
+        if self.is_deaf:
+            raise InfraError("the process is gone")
+        return sum({"weights": 100, "kv_cache": 10}[tag] for tag in tags)
 
 
 @pytest.mark.parametrize("deaf", [[True, False], [True], [True, True]])
@@ -200,3 +209,42 @@ async def test_a_replica_that_cannot_be_paused_does_not_hinder_the_others(deaf: 
     else:
         await generator.pause("keep")
     assert [worker.calls["keep"] for worker in workers] == [0 if one else 1 for one in deaf]
+
+
+@pytest.mark.parametrize("deaf", [[False], [True, False, False], [True], [True, True]])
+async def test_what_sleeps_and_wakes_is_summed_over_the_replicas_that_can_be_reached(deaf: list[bool]) -> None:
+    workers = [Deaf(one) for one in deaf]
+    group = InProcessGroup(workers, replicas_of(REQUEST, len(workers), 1, 10.0))
+    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
+    if all(deaf):
+        for call in (generator.sleep(), generator.wake(WAKE_TAGS)):
+            with pytest.raises(InfraError, match="the process is gone"):
+                await call
+        return
+    reached = deaf.count(False)
+    assert await generator.sleep() == 110 * reached
+    assert await generator.wake(("weights",)) == 100 * reached
+    assert await generator.wake(("kv_cache",)) == 10 * reached
+    assert [worker.calls["drain"] for worker in workers] == [0 if one else 1 for one in deaf]
+
+
+async def test_a_replica_that_was_given_up_is_not_asked_to_sleep() -> None:
+    workers = [Deaf(False), Deaf(False)]
+    group = InProcessGroup(workers, replicas_of(REQUEST, 2, 1, 10.0))
+    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
+    await generator.remove_replica("generation[0]", "planted")
+    assert (await generator.sleep(), await generator.wake(WAKE_TAGS)) == (110, 110)
+    assert workers[0].calls["drain"] == 0
+
+
+async def test_what_is_no_matter_of_reach_is_raised_although_others_sleep() -> None:
+    workers = [Deaf(False), Deaf(True), Deaf(False)]
+    workers[2].pause = refuse  # type: ignore[method-assign]
+    group = InProcessGroup(workers, replicas_of(REQUEST, 3, 1, 10.0))
+    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
+    with pytest.raises(WeightSyncError, match="planted"):
+        await generator.sleep()
+
+
+def refuse(mode: PauseMode) -> None:
+    raise WeightSyncError("planted")

@@ -118,6 +118,14 @@ def test_every_setting_of_the_section_reaches_the_engine() -> None:
     assert "kv_cache_memory_bytes" not in gpu
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+@pytest.mark.parametrize("can_sleep", [False, True])
+def test_an_engine_is_built_to_sleep_only_where_it_must_and_can(device: str, can_sleep: bool) -> None:
+    request = dataclasses.replace(REQUEST, can_sleep=can_sleep)
+    values = engine_arguments(dataclasses.replace(CONTEXT, device=device), VllmEngineConfig(), request)
+    assert values.get("enable_sleep_mode", False) is (can_sleep and device == "cuda:0")
+
+
 def test_threads_are_explicit_and_usage_statistics_off_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VLLM_CPU_OMP_THREADS_BIND", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)

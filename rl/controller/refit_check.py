@@ -26,14 +26,16 @@ from rl.core.types import PolicyVersion
 from rl.generation.generator import Generator
 from rl.trainer.logprob_gap import TEMPERATURES, mean_gap, shifted_gap
 from rl.trainer.policy import Policy
+from rl.weights.config import rounding_below
 from rl.weights.report import SyncReport
 from rl.weights.sync import WeightSync
 
 PROBE_TOKENS = 32
 # Scores are of the plain distribution, whatever rollouts are sampled at.
 _TEMPERATURE = 1.0
-# A way of scoring must explain this share of the difference to be its cause.
-_EXPLAINED = 0.1
+# What a way of scoring leaves of the difference, at most, where it is the cause; more where rounding may leave it.
+_LEFT = 0.1
+_LEFT_BY_ROUNDING = 0.5
 
 
 @dataclass(frozen=True)
@@ -154,12 +156,21 @@ class RefitCheck:
         gap = self._gap(report.version, own, values)
         engines = [*self._parts.generator.weight_receivers(), *self._parts.weight_sync.servers]
         name = engines[index].replica
+        rounding, key = rounding_below(settings.precision), "policy.generation.refit_cfg.check_tolerance"
         cause = await self._parts.weight_sync.explain(settings.precision)
-        if cause is None:
+        if cause is None and gap <= rounding:
+            cause = (
+                f"all weights that can be compared agree, and rounding in {settings.precision} alone may make "
+                f"up to {rounding:g}; set {key}=null, or to {rounding:g} or more"
+            )
+        elif cause is None:
             cause = f"all weights that can be compared agree, but {await self._other_cause(report, own, batch, gap)}"
+        limit = f"rounding in {settings.precision} stays below {rounding:g}"
+        if settings.tolerance != rounding:
+            limit = f"{key}={settings.tolerance:g} is the limit"
         raise FatalError(
             f"the probe of version {report.version} failed: {name} and the trainer differ by {gap:.3g} nats per token "
-            f"on average, where rounding in {settings.precision} stays below {settings.tolerance:g}: {cause}"
+            f"on average, where {limit}: {cause}"
         )
 
     async def _other_cause(self, report: SyncReport, own: torch.Tensor, batch: TrainBatch, gap: float) -> str:
@@ -175,8 +186,9 @@ class RefitCheck:
                     scored, batch
                 )
         cause = min(explained, key=lambda text: explained[text])
-        if explained[cause] <= _EXPLAINED * gap:
-            return f"{cause} (that leaves {explained[cause]:.1e} of {gap:.1e})"
+        left, rounding = explained[cause], rounding_below(self._settings.precision)
+        if left <= _LEFT * gap or left <= min(rounding, _LEFT_BY_ROUNDING * gap):
+            return f"{cause} (that leaves {left:.1e} of {gap:.1e})"
         if report.changed == 0 and report.version > 0:
             return (
                 f"no tensor has changed since the refit before: what the trainer computes with in version "

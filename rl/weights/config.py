@@ -13,8 +13,9 @@ _MIB = 1 << 20
 _BUCKET_MIB: dict[TransportName, float] = {"shm": 1.0, "tcp": 4.0, "nccl": 512.0}
 # Slots cost memory on both ends, on a GPU the one that the model wants.
 _NUM_BUFFERS: dict[TransportName, int] = {"shm": 4, "tcp": 4, "nccl": 2}
-# Mean |difference| in nats over the probe's tokens that rounding stays far below.
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+# Mean |difference| in nats over the probe's tokens that rounding stays below. Measured with a model of 135M: at most
+# 1.6e-5, and 0.11 in bfloat16, whose logits of 16 to 32 are multiples of 1/8.
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.3}
 _CHECK_EVERY_ON_GPUS = 20
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _LOOPBACK = "127.0.0.1"
@@ -65,7 +66,7 @@ class RefitConfig(ConfigModel):
     check_tolerance: float | None = operational(
         None,
         gt=0,
-        description="Mean difference of a probe, in nats, that stops the run; null = 0.001 (float32), 0.1 (bfloat16).",
+        description="Mean difference of a probe, in nats, that stops the run; null = 0.0001 (float32), 0.3 (bfloat16).",
     )
     servers: list[str] = operational(
         [],
@@ -133,9 +134,14 @@ class RefitConfig(ConfigModel):
         return _CHECK_EVERY_ON_GPUS if on_gpus else 1
 
     def tolerance_for(self, precision: str) -> float:
-        """Return the mean difference of a probe that is no rounding any more.
+        """Return the mean difference of a probe that ends the run.
 
         Args:
             precision: Torch dtype name of weights and arithmetic ("float32", "bfloat16").
         """
-        return _TOLERANCE[precision] if self.check_tolerance is None else self.check_tolerance
+        return rounding_below(precision) if self.check_tolerance is None else self.check_tolerance
+
+
+def rounding_below(precision: str) -> float:
+    """Return the mean difference of a probe, in nats, that is no rounding any more."""
+    return _TOLERANCE[precision]

@@ -29,15 +29,28 @@ def manifest_of(tensors: Mapping[str, torch.Tensor], dtype: torch.dtype | None =
     """Return the manifest of named tensors, in the order of the mapping; floating-point ones travel as `dtype`.
 
     Raises:
-        WeightSyncError: a dtype that the wire does not carry; names the tensor.
+        WeightSyncError: a dtype that the wire does not carry, or a tensor without data; names the tensor.
     """
-    manifest = tuple(
-        TensorSpec(name, str(wire_dtype(tensor, dtype)).removeprefix("torch."), tuple(tensor.shape))
-        for name, tensor in tensors.items()
-    )
-    for spec in manifest:
-        num_bytes(spec)
-    return manifest
+    return tuple(spec_of(name, tensor, tuple(tensor.shape), dtype) for name, tensor in tensors.items())
+
+
+def spec_of(name: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype | None) -> TensorSpec:
+    """Return how one tensor travels.
+
+    Args:
+        name: Of the tensor.
+        tensor: Itself, or a part of it.
+        shape: Of the whole.
+        dtype: As for `wire_dtype`.
+
+    Raises:
+        WeightSyncError: see `manifest_of`.
+    """
+    if tensor.is_meta:
+        raise WeightSyncError(f"tensor '{name}' {list(shape)} is on the device meta and has no data; load it first")
+    spec = TensorSpec(name, str(wire_dtype(tensor, dtype)).removeprefix("torch."), shape)
+    num_bytes(spec)
+    return spec
 
 
 def num_bytes(spec: TensorSpec) -> int:

@@ -115,6 +115,8 @@ class InPlace:
             raise WeightSyncError(
                 f"cannot take '{spec.name}' of shape {list(spec.shape)}: the generator's model has {own}"
             )
+        if target.is_meta:
+            raise WeightSyncError(f"cannot take '{spec.name}': the generator's is on the device meta and holds nothing")
         if not is_castable(torch_dtype(spec), target.dtype):
             raise WeightSyncError(f"cannot take '{spec.name}' as {spec.dtype}: the generator's is {target.dtype}")
 

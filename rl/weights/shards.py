@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from rl.core.errors import WeightSyncError, first_line
 from rl.weights.boxes import Box, boxes_along, boxes_on
-from rl.weights.manifest import num_bytes, torch_dtype, wire_dtype
+from rl.weights.manifest import spec_of, torch_dtype
 from rl.weights.source import check_agreed
 from rl.weights.transport import TensorSpec
 
@@ -185,12 +185,7 @@ class ShardedSource:
         return local if all(box.shape == shape for box in boxes) else _Spread(local, shape, boxes)
 
     def _specs(self, parts: Mapping[str, Tensor | _Spread]) -> tuple[TensorSpec, ...]:
-        specs = []
-        for name, part in parts.items():
-            dtype = str(wire_dtype(_own(part), self._dtype)).removeprefix("torch.")
-            specs.append(TensorSpec(name, dtype, tuple(part.shape)))
-            num_bytes(specs[-1])
-        return tuple(specs)
+        return tuple(spec_of(name, _own(part), tuple(part.shape), self._dtype) for name, part in parts.items())
 
     def _prepared(self, part: Tensor | _Spread, spec: TensorSpec) -> Tensor | _Spread:
         """The part in its wire dtype; a whole tensor as it is."""

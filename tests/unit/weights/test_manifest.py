@@ -24,6 +24,12 @@ def test_an_unknown_dtype_is_refused_by_name() -> None:
         manifest_of({"z": torch.zeros(1, dtype=torch.complex64)})
 
 
+def test_a_tensor_without_data_is_refused_by_name() -> None:
+    tensors = {"w": torch.empty(2, 3, device="meta"), "v": torch.empty(2, 3, device="meta")}
+    with pytest.raises(WeightSyncError, match=r"tensor 'w' \[2, 3\] is on the device meta and has no data; load it"):
+        manifest_of(tensors)
+
+
 def test_dtypes_survive_the_wire() -> None:
     assert torch_dtype(B) is torch.bfloat16
 

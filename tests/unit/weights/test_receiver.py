@@ -158,6 +158,10 @@ def test_tied_names_of_the_engine_are_filled_by_one_tensor() -> None:
         ({"w": torch.zeros(2, 3)}, r"g\[0\]: cannot take 'v' of shape \[3\]: the generator's model has no such tensor"),
         ({"w": torch.zeros(3, 2), "v": torch.zeros(3)}, r"cannot take 'w' of shape \[2, 3\]: .* has shape \[3, 2\]"),
         (
+            {"w": torch.zeros(2, 3), "v": torch.zeros(3, device="meta")},
+            r"cannot take 'v': the generator's is on the device meta",
+        ),
+        (
             {"w": torch.zeros(2, 3), "v": torch.zeros(3).int()},
             r"cannot take 'v' as float32: the generator's is torch.i",
         ),

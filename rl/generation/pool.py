@@ -14,7 +14,7 @@ from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rl.cluster.worker_group import WorkerGroup, WorkerRequest
 from rl.core.concurrency import gather_or_cancel
-from rl.core.errors import InfraError, WeightSyncError
+from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, PolicyVersion
 from rl.generation.completion import completion_budget
 from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams, WakeTag
@@ -138,6 +138,7 @@ class PooledGenerator(Generic[W]):
         self._max_model_len = request.max_model_len
         self._places = [asyncio.Semaphore(max_in_flight) for _ in range(group.world_size)]
         self._in_flight = [0] * group.world_size
+        self._is_failing = [False] * group.world_size
         loaded = NO_VERSION if request.loaded_version is None else request.loaded_version
         self._versions = [loaded] * group.world_size
         self._requests: list[set[asyncio.Task[Completion]]] = [set() for _ in range(group.world_size)]
@@ -212,7 +213,7 @@ class PooledGenerator(Generic[W]):
                 self._worker,
                 rank,
                 self._readers_per_replica,
-                partial(self._versions.__setitem__, rank),
+                partial(self._acknowledge, rank),
             )
             for rank in self._replicas
         ]
@@ -271,11 +272,22 @@ class PooledGenerator(Generic[W]):
             _log.error("%s did not %s: %s", replica_name(rank), what, error)
         return [one for one in answers if not isinstance(one, BaseException)]
 
+    def _acknowledge(self, rank: int, version: PolicyVersion) -> None:
+        self._versions[rank] = version
+        self._is_failing[rank] = False
+
     def _choose(self, session: str) -> int:
-        """Fewest in flight; ties go to the session's own replica, whose prefix cache is warm."""
+        """Fewest in flight; ties go to the session's own replica, whose prefix cache is warm.
+
+        One that is dead fails at once and so never has many in flight: whose last request failed comes after all
+        others, until a refit has reached it.
+        """
         replicas = len(self._in_flight)
         home = zlib.crc32(session.encode()) % replicas
-        return min(self._replicas, key=lambda rank: (self._in_flight[rank], (rank - home) % replicas))
+        return min(
+            self._replicas,
+            key=lambda rank: (self._is_failing[rank], self._in_flight[rank], (rank - home) % replicas),
+        )
 
     async def _sample(
         self, rank: int, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str
@@ -287,9 +299,11 @@ class PooledGenerator(Generic[W]):
         except asyncio.CancelledError:
             self._keep(asyncio.ensure_future(self._abort(rank, request_id)))
             raise
-        except BaseException:
+        except BaseException as error:
+            self._is_failing[rank] |= isinstance(error, InfraError) and not isinstance(error, CompletionError)
             self._places[rank].release()
             raise
+        self._is_failing[rank] = False
         self._places[rank].release()
         return completion
 

@@ -1,16 +1,18 @@
 """The driver's side: which replica gets a request."""
 
 import asyncio
+import contextlib
 import threading
 from collections import Counter
 
 import pytest
 
 from rl.cluster.worker_group import WorkerRequest
-from rl.core.errors import InfraError, WeightSyncError
-from rl.core.types import NO_VERSION, Completion, FinishReason, VersionSpan
+from rl.core.errors import CompletionError, InfraError, WeightSyncError
+from rl.core.types import NO_VERSION, Completion, FinishReason, PolicyVersion, VersionSpan
 from rl.generation.generator import WAKE_TAGS, GeneratorRequest, PauseMode, SamplingParams, WakeTag
 from rl.generation.pool import PooledGenerator, replicas_of
+from rl.weights.transport import Ack
 from tests.support.local_group import InProcessGroup
 
 PARAMS = SamplingParams(1.0, 1.0, None, 4, (), (), 0)
@@ -61,6 +63,48 @@ async def test_requests_return_their_place_and_closing_ends_every_worker_once() 
     await generator.close()
     await generator.close()
     assert [worker.closed for worker in workers] == [1, 1]
+
+
+class Mortal(Worker):
+    """A worker that can die, or answer with what cannot be used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error: InfraError | None = None
+
+    def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
+        completion = super().generate(prompt_tokens, params, request_id)
+        if self.error is not None:
+            raise self.error
+        return completion
+
+    def finish_update(self, version: PolicyVersion) -> Ack:
+        return Ack("", version, 0, (b"",), {})
+
+
+@pytest.mark.parametrize(
+    ("error", "tried"), [(InfraError("the process is gone"), 1), (CompletionError("one bad token"), 4)]
+)
+async def test_a_replica_that_fails_fast_does_not_draw_the_requests_until_a_refit_has_reached_it(
+    error: InfraError, tried: int
+) -> None:
+    workers = [Mortal(), Mortal()]
+    group = InProcessGroup(workers, WorkerRequest("generation", 2, 1, 0, 4, 10.0))
+    generator = PooledGenerator(group, Mortal, REQUEST, 4)  # type: ignore[type-var]
+    session = next(one for one in map(str, range(9)) if generator._choose(one) == 1)
+
+    async def ask(count: int) -> None:
+        for index in range(count):
+            with contextlib.suppress(InfraError):
+                await generator.generate([1], PARAMS, request_id=str(index), session=session)
+
+    workers[1].error = error
+    await ask(4)
+    assert (len(workers[0].requests), len(workers[1].requests)) == (4 - tried, tried)
+    workers[1].error = None
+    await generator.weight_receivers()[1].finish(1)
+    await ask(3)
+    assert len(workers[1].requests) == tried + 3
 
 
 class Busy:

@@ -14,7 +14,6 @@ from collections.abc import Callable
 _log = logging.getLogger(__name__)
 
 _MAX_BYTES = 8192
-_STOP = b""
 
 
 def new_name() -> str:
@@ -47,7 +46,7 @@ class AbortLine:
     def close(self) -> None:
         """Stop listening; idempotent."""
         if self._socket.fileno() >= 0:
-            _send(self._address, _STOP)
+            self._socket.shutdown(socket.SHUT_RD)  # the thread hears of the end after what is queued, however full
             self._thread.join()
             self._socket.close()
 
@@ -68,7 +67,7 @@ def _send(address: bytes, message: bytes) -> bool:
         sender.setblocking(False)
         try:
             sender.sendto(message, address)
-        except (ConnectionRefusedError, BlockingIOError):
-            # Nobody is there, or unread aborts fill its queue already.
+        except (ConnectionRefusedError, BrokenPipeError, BlockingIOError):
+            # Nobody is there, or not for long any more, or unread aborts fill its queue already.
             return False
     return True

@@ -44,6 +44,29 @@ def test_an_abort_that_fails_does_not_end_the_line() -> None:
         line.close()
 
 
+def test_a_line_whose_queue_is_full_of_aborts_can_be_closed() -> None:
+    name = new_name()
+    heard: queue.Queue[str] = queue.Queue()
+    go_on = threading.Event()
+
+    def abort(reason: str) -> None:
+        heard.put(reason)
+        go_on.wait(WAIT_S)
+
+    line = AbortLine(name, 0, abort)
+    assert send_abort(name, 0, "first")
+    assert heard.get(timeout=WAIT_S) == "first"
+    while send_abort(name, 0, "more"):
+        pass
+    closing = threading.Thread(target=line.close, daemon=True)
+    closing.start()
+    go_on.set()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    assert heard.qsize() > 1
+    assert not send_abort(name, 0, "too late")
+
+
 def test_a_killed_process_leaves_no_line() -> None:
     name = new_name()
     code = (

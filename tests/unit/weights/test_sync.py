@@ -14,7 +14,7 @@ from rl.weights.faults import TransferError
 from rl.weights.report import RefitError
 from rl.weights.sync import WeightSync
 from rl.weights.transport import Ack
-from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, word
+from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, never, word
 
 SHORT = Patience(late=0.05, abort=0.05, end=0.05)
 
@@ -316,6 +316,49 @@ async def test_swapped_names_are_told_by_the_other_tensors_bytes() -> None:
     scene.fleet.replicas[0].change = lambda one: swap.get(one, one)
     with pytest.raises(RefitError, match=r"layers\.1\.weight'.*those of 'model\.layers\.2\.weight'.*2 tensors differ"):
         await scene.sync.publish(0)
+
+
+async def test_what_must_be_done_before_the_resume_finds_every_replica_committed_and_paused() -> None:
+    scene = await Scene().connected()
+    seen: list[Any] = []
+
+    async def before_resume() -> None:
+        seen.append((scene.fleet.paused, [replica.version for replica in scene.fleet.replicas], scene.sync.version))
+
+    await scene.sync.publish(4, before_resume)
+    assert seen == [(True, [4, 4], None)]
+    scene.assert_loaded(4)
+    scene.fail_once(1, "finish", RuntimeError("a hiccup"))
+    await scene.sync.publish(5, before_resume)
+    assert seen[1:] == [(True, [5, 5], 4)], "an attempt that fails before it does not come to it"
+
+
+async def test_what_fails_before_the_resume_costs_a_retry_and_then_the_refit() -> None:
+    scene = await Scene().connected()
+    calls = 0
+
+    async def fail(times: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= times:
+            raise InfraError("generation[1] did not wake")
+
+    assert (await scene.sync.publish(3, lambda: fail(1))).attempts == 2
+    scene.assert_loaded(3)
+    calls = 0
+    with pytest.raises(
+        RefitError, match=r"failed at wake in attempt 2: the generator: generation\[1\] did not wake"
+    ) as got:
+        await scene.sync.publish(4, lambda: fail(2))
+    assert (got.value.phase, got.value.state, scene.fleet.num_replicas) == ("wake", "DIRTY", 2)
+    await scene.assert_next_works(4)
+
+
+async def test_what_never_ends_before_the_resume_ends_with_the_refits_deadline() -> None:
+    scene = await Scene(timeout_s=0.1).connected()
+    with pytest.raises(RefitError, match="failed at wake in attempt 2: the generator: did not answer"):
+        await scene.sync.publish(4, never)
+    await scene.assert_next_works(4)
 
 
 async def test_versions_only_grow() -> None:

@@ -12,6 +12,7 @@ on what they sample until it has passed.
 """
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +22,17 @@ import torch
 from rl.core.batch import TrainBatch
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel
-from rl.core.errors import FatalError
+from rl.core.errors import FatalError, InfraError
 from rl.core.types import PolicyVersion
 from rl.generation.generator import Generator
 from rl.trainer.logprob_gap import TEMPERATURES, mean_gap, shifted_gap
 from rl.trainer.policy import Policy
 from rl.weights.config import rounding_below
-from rl.weights.report import SyncReport
+from rl.weights.fleet import Server
+from rl.weights.report import TRAINER, SyncReport
 from rl.weights.sync import WeightSync
+
+_log = logging.getLogger(__name__)
 
 PROBE_TOKENS = 32
 # Scores are of the plain distribution, whatever rollouts are sampled at.
@@ -103,26 +107,40 @@ class RefitCheck:
 
     async def _compare(self, report: SyncReport) -> dict[str, float]:
         start = self._clock.now()
-        own, scores = await gather_or_cancel([self._own(report.version), self._scores()])
-        gaps = [self._gap(report.version, own, values) for values in scores]
+        trainers, scores = await gather_or_cancel([self._trainers(report.version), self._scores()])
+        own = trainers[TRAINER]
+        gaps = {name: self._gap(report.version, own, values) for name, values in scores.items()}
         if not gaps:
             raise FatalError(f"no engine scored the probe of version {report.version}; nothing was proved")
-        for index, gap in enumerate(gaps):
+        for name, gap in gaps.items():
             # Written so that a NaN fails too.
             if not gap <= self._settings.tolerance:
-                await self._fail(report, index, own, scores[index])
-        return {"probe_gap": max(gaps), "probe_s": self._clock.now() - start}
+                await self._fail(report, name, own, scores[name])
+        return {"probe_gap": max(gaps.values()), "probe_s": self._clock.now() - start}
+
+    async def _trainers(self, version: PolicyVersion) -> dict[str, torch.Tensor]:
+        return {TRAINER: await self._own(version)}
 
     async def _own(self, version: PolicyVersion, temperature: float = _TEMPERATURE) -> torch.Tensor:
         """Score at the trainer, [T] float32."""
         return await self._parts.policy.logprobs_at(self._batch(version, None), temperature)
 
-    async def _scores(self) -> torch.Tensor:
-        """Score at every replica and server, [engines, T] float32; 0 at the first token."""
-        tokens = self._settings.tokens
-        rows = await self._parts.generator.score(tokens)
-        rows += await gather_or_cancel([server.score(tokens) for server in self._parts.weight_sync.servers])
-        return torch.tensor([[0.0, *row] for row in rows])
+    async def _scores(self) -> dict[str, torch.Tensor]:
+        """Score at every replica and server that can be reached, [T] float32; 0 at the first token.
+
+        Nothing comes out of one that cannot, and the next refit gives it up.
+        """
+        rows = dict(await self._parts.generator.score(self._settings.tokens))
+        for more in await gather_or_cancel([self._score_at(server) for server in self._parts.weight_sync.servers]):
+            rows |= more
+        return {name: torch.tensor([0.0, *row]) for name, row in rows.items()}
+
+    async def _score_at(self, server: Server) -> dict[str, list[float]]:
+        try:
+            return {server.replica: await server.score(self._settings.tokens)}
+        except InfraError as error:
+            _log.error("server %s did not score the probe: %s", server.replica, error)
+            return {}
 
     def _gap(self, version: PolicyVersion, own: torch.Tensor, values: torch.Tensor) -> float:
         """Mean difference in nats; NaN where a single value is none."""
@@ -146,7 +164,7 @@ class RefitCheck:
             policy_version=version,
         )
 
-    async def _fail(self, report: SyncReport, index: int, own: torch.Tensor, values: torch.Tensor) -> None:
+    async def _fail(self, report: SyncReport, name: str, own: torch.Tensor, values: torch.Tensor) -> None:
         """Name the cause.
 
         Raises:
@@ -154,8 +172,6 @@ class RefitCheck:
         """
         settings, batch = self._settings, self._batch(report.version, values)
         gap = self._gap(report.version, own, values)
-        engines = [*self._parts.generator.weight_receivers(), *self._parts.weight_sync.servers]
-        name = engines[index].replica
         rounding, key = rounding_below(settings.precision), "policy.generation.refit_cfg.check_tolerance"
         cause = await self._parts.weight_sync.explain(settings.precision)
         if cause is None and gap <= rounding:

@@ -146,13 +146,13 @@ class Generator(Protocol):
         """
         ...
 
-    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
-        """Return, per replica, the log-probability of each token but the first given those before, at temperature 1.
+    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+        """Return the log-probability of each token but the first given those before, at temperature 1, by replica.
 
-        The replicas must not be paused.
+        The replicas must not be paused. One that is dead or late is left out.
 
         Raises:
-            InfraError: an engine died or was late.
+            InfraError: none answered.
             DataError: the tokens do not fit into the context.
         """
         ...

@@ -195,15 +195,16 @@ class PooledGenerator(Generic[W]):
 
     async def sleep(self) -> int:
         """Let all replicas give up their memory. See `Generator.sleep`."""
-        return sum(await self._on_reachable("sleep", self._worker.sleep))
+        return sum((await self._on_reachable("sleep", self._worker.sleep)).values())
 
     async def wake(self, tags: Sequence[WakeTag]) -> int:
         """Let all replicas take memory again. See `Generator.wake`."""
-        return sum(await self._on_reachable("wake", self._worker.wake, tuple(tags)))
+        return sum((await self._on_reachable("wake", self._worker.wake, tuple(tags))).values())
 
-    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
+    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
         """Score a sequence on every replica. See `Generator.score`."""
-        return await self._on_all(self._worker.score, tuple(tokens))
+        answers = await self._on_reachable("score", self._worker.score, tuple(tokens))
+        return {replica_name(rank): scores for rank, scores in answers.items()}
 
     def weight_receivers(self) -> list[ReceiverHandle]:
         """One handle per replica that is left."""
@@ -255,8 +256,8 @@ class PooledGenerator(Generic[W]):
 
     async def _on_reachable(
         self, what: str, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
-        """Call a method of every replica that is left; results of those that answer, in order.
+    ) -> dict[int, R]:
+        """Call a method of every replica that is left; results of those that answer, by rank.
 
         Raises:
             InfraError: none can be reached. What else a replica raises is raised too.
@@ -270,7 +271,7 @@ class PooledGenerator(Generic[W]):
             raise [*fatal, *failures.values()][0]
         for rank, error in failures.items():
             _log.error("%s did not %s: %s", replica_name(rank), what, error)
-        return [one for one in answers if not isinstance(one, BaseException)]
+        return {rank: one for rank, one in zip(ranks, answers, strict=True) if not isinstance(one, BaseException)}
 
     def _acknowledge(self, rank: int, version: PolicyVersion) -> None:
         self._versions[rank] = version

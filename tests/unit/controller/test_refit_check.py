@@ -9,7 +9,7 @@ import torch
 from rl.controller.refit_check import CheckParts, CheckSettings, RefitCheck, probe_tokens
 from rl.core.batch import TrainBatch
 from rl.core.clock import SystemClock
-from rl.core.errors import FatalError
+from rl.core.errors import FatalError, InfraError
 from rl.weights.config import RefitConfig
 from rl.weights.report import SyncReport
 
@@ -45,16 +45,22 @@ class Engines:
     def __init__(self, scores: list[list[float]]) -> None:
         self.scores = scores
 
-    async def score(self, tokens: Sequence[int]) -> list[list[float]]:
+    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
         assert tuple(tokens) == TOKENS
-        return self.scores
+        return {f"generation[{index}]": row for index, row in enumerate(self.scores)}
 
-    def weight_receivers(self) -> list[Any]:
-        class Handle:
-            def __init__(self, index: int) -> None:
-                self.replica = f"generation[{index}]"
 
-        return [Handle(index) for index in range(len(self.scores))]
+class Remote:
+    """A server of others, which has an answer or is gone."""
+
+    def __init__(self, replica: str, answer: list[float] | Exception) -> None:
+        self.replica = replica
+        self._answer = answer
+
+    async def score(self, tokens: Sequence[int]) -> list[float]:
+        if isinstance(self._answer, Exception):
+            raise self._answer
+        return self._answer
 
 
 class Sync:
@@ -104,6 +110,20 @@ async def test_a_tensor_that_differs_is_named() -> None:
         FatalError, match=r"probe of version 4 failed: generation\[1\] and the trainer .*'w' \(layer 3\)"
     ):
         await probed(check, report(4))
+
+
+async def test_a_server_that_is_gone_does_not_end_the_run_and_one_that_is_there_is_compared(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    right = Model().score(TOKENS)
+    check = check_of([right])
+    servers = check._parts.weight_sync.servers
+    servers.append(cast(Any, Remote("http://gone:1", InfraError("http://gone:1 cannot be reached"))))
+    assert (await probed(check, report(0)))["probe_gap"] < 1e-6
+    assert "server http://gone:1 did not score the probe: http://gone:1 cannot be reached" in caplog.text
+    servers.append(cast(Any, Remote("http://here:1", Model(1).score(TOKENS))))
+    with pytest.raises(FatalError, match="http://here:1 and the trainer differ"):
+        await probed(check, report(1))
 
 
 @pytest.mark.parametrize("temperature", [0.7, 2.0])

@@ -232,6 +232,11 @@ class Deaf(Busy):
             raise InfraError("the process is gone")
         super().pause(mode)
 
+    def score(self, tokens: tuple[int, ...]) -> list[float]:
+        if self.is_deaf:
+            raise InfraError("the process is gone")
+        return [-float(token) for token in tokens[1:]]
+
     def sleep(self) -> int:
         self.pause("drain")
         return 110
@@ -253,6 +258,17 @@ async def test_a_replica_that_cannot_be_paused_does_not_hinder_the_others(deaf: 
     else:
         await generator.pause("keep")
     assert [worker.calls["keep"] for worker in workers] == [0 if one else 1 for one in deaf]
+
+
+async def test_scores_come_by_name_from_the_replicas_that_can_be_reached() -> None:
+    workers = [Deaf(one) for one in (False, True, False)]
+    group = InProcessGroup(workers, replicas_of(REQUEST, 3, 1, 10.0))
+    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
+    assert await generator.score([1, 2]) == {"generation[0]": [-2.0], "generation[2]": [-2.0]}
+    await generator.remove_replica("generation[0]", "planted")
+    await generator.remove_replica("generation[2]", "planted")
+    with pytest.raises(InfraError, match="the process is gone"):
+        await generator.score([1, 2])
 
 
 @pytest.mark.parametrize("deaf", [[False], [True, False, False], [True], [True, True]])

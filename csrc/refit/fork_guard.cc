@@ -64,6 +64,9 @@ void CloseUnforked(int file) {
   close(file);
 }
 
-uint32_t NumForks() { return TheGuard().forks.load(std::memory_order_relaxed); }
+uint32_t NumForks() {
+  WatchForks();
+  return TheGuard().forks.load(std::memory_order_relaxed);
+}
 
 }  // namespace tandem

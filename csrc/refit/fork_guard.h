@@ -15,7 +15,7 @@ int OpenUnforked(const std::string& path, int flags, mode_t mode);
 // The same for a file that is open already, a socket for instance.
 void KeepUnforked(int file);
 void CloseUnforked(int file);
-// How many forks this process is away from the one that loaded the library.
+// How many forks this process is away from the one that called any of these first.
 uint32_t NumForks();
 
 }  // namespace tandem

@@ -93,7 +93,10 @@ class ReceiveSession::Impl {
     return OkStatus();
   }
 
-  void Abort(const Fault& fault) { AbortAll(state_.faults.Set(fault)); }
+  bool is_mine() const { return state_.faults.is_mine(); }
+  void Abort(const Fault& fault) {
+    if (is_mine()) AbortAll(state_.faults.Set(fault));
+  }
 
  private:
   // One root's wire and what unpacks its buckets.
@@ -146,7 +149,9 @@ ReceiveSession::ReceiveSession(const Plan& plan, int32_t reader,
                                std::vector<std::unique_ptr<ReceiveLink>> links,
                                SessionOptions options)
     : impl_(std::make_unique<Impl>(plan, reader, std::move(links), options)) {}
-ReceiveSession::~ReceiveSession() = default;
+ReceiveSession::~ReceiveSession() {
+  if (!impl_->is_mine()) static_cast<void>(impl_.release());  // the parent's, with its threads
+}
 Status ReceiveSession::Join(const Deadline& deadline) { return impl_->Join(deadline); }
 Status ReceiveSession::Begin(uint64_t epoch, uint64_t version, const Deadline& deadline) {
   return impl_->Begin({epoch, version}, deadline);

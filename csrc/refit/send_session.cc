@@ -65,7 +65,10 @@ class SendSession::Impl {
     return OkStatus();
   }
 
-  void Abort(const Fault& fault) { link_->Abort(state_.faults.Set(fault)); }
+  bool is_mine() const { return state_.faults.is_mine(); }
+  void Abort(const Fault& fault) {
+    if (is_mine()) link_->Abort(state_.faults.Set(fault));
+  }
 
  private:
   Status SendNext(int64_t bucket, const TensorMemory* tensors) {
@@ -108,7 +111,9 @@ class SendSession::Impl {
 SendSession::SendSession(const Plan& plan, int32_t root, std::unique_ptr<SendLink> link,
                          SessionOptions options)
     : impl_(std::make_unique<Impl>(plan, root, std::move(link), options)) {}
-SendSession::~SendSession() = default;
+SendSession::~SendSession() {
+  if (!impl_->is_mine()) static_cast<void>(impl_.release());  // the parent's, with its threads
+}
 std::string SendSession::address() const { return impl_->address(); }
 Status SendSession::Join(const Deadline& deadline) { return impl_->Join(deadline); }
 Status SendSession::Begin(uint64_t epoch, uint64_t version, const Deadline& deadline) {

@@ -12,11 +12,15 @@ Fault FaultLatch::Set(const Fault& fault) {
 }
 
 Fault FaultLatch::get() const {
+  if (!is_mine()) return {StatusCode::kOk, kNoRank, -1, ""};
   const std::lock_guard<std::mutex> lock(mutex_);
   return fault_;
 }
 
 Status FaultLatch::ToStatus() const {
+  if (!is_mine()) {
+    return InvalidArgument("the links belong to the parent of this process, which forked");
+  }
   if (!is_set_.load(std::memory_order_acquire)) return OkStatus();
   const Fault fault = get();
   return Status(fault.code, fault.message);

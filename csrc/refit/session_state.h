@@ -10,20 +10,25 @@
 #include "csrc/common/status.h"
 #include "csrc/refit/bucket_mover.h"
 #include "csrc/refit/deadline.h"
+#include "csrc/refit/fork_guard.h"
 #include "csrc/refit/link.h"
 #include "csrc/refit/session.h"
 
 namespace tandem {
 
-// Keeps the first fault that it is given.
+// Keeps the first fault that it is given. In a forked child, whose links and threads are the
+// parent's, it says so and touches nothing: another thread may have held the lock at the fork.
 class FaultLatch {
  public:
   // Returns the first.
   Fault Set(const Fault& fault);
   Fault get() const;
   Status ToStatus() const;
+  // False in a child that was forked since.
+  bool is_mine() const { return forks_ == NumForks(); }
 
  private:
+  const uint32_t forks_ = NumForks();
   mutable std::mutex mutex_;
   std::atomic<bool> is_set_{false};  // so that a bucket takes no lock
   Fault fault_{StatusCode::kOk, kNoRank, -1, ""};

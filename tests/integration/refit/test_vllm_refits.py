@@ -13,17 +13,22 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rl.core.clock import SystemClock
 from rl.core.errors import InfraError, WeightSyncError
 from rl.weights.config import RefitConfig
+from rl.weights.sender import WeightSender
 from rl.weights.signature import first_deviation
-from rl.weights.sync import SyncReport
+from rl.weights.sync import SyncReport, WeightSync
 from rl.weights.transport import OpenRequest, RefitStart
+from tests.support.low_rank import Adapted
 from tests.support.refit_engine import EXACT, PROBE, PROMPT, RefitEngine
+from tests.support.refit_model import LocalSender
 from tests.support.tiny_model import make_tiny_model
 
 REFIT = RefitConfig(bucket_mib=0.01, pause_mode="keep", timeout_s=30)
 GREEDY = {"temperature": 0.0, "max_new_tokens": 12, "stop_token_ids": ()}
 Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
+DOWN_PROJ = "model.layers.0.mlp.down_proj.weight"
 ENDURANCE = 20
 # What allocators keep of 20 refits of a model of 0.3 MB; a leak of the weights alone would be 6 MB in each process.
 MAX_GROWTH = 3 << 20
@@ -43,7 +48,7 @@ class Engine(RefitEngine):
         right = self.trainer.logprobs(PROMPT, done.tokens)
         assert max(abs(a - b) for a, b in zip(done.logprobs, right, strict=True)) <= EXACT
         assert {span.version for span in done.version_spans} == {self.version}
-        (scored,) = await self.generator.score(PROMPT)
+        (scored,) = (await self.generator.score(PROMPT)).values()
         right = self.trainer.logprobs(PROMPT[:1], PROMPT[1:])
         assert max(abs(a - b) for a, b in zip(scored, right, strict=True)) <= EXACT
 
@@ -90,6 +95,29 @@ async def test_every_tensor_shows_itself_through_its_layer(engine: Engine) -> No
     assert list(actual) == list(expected)
     assert first_deviation(expected, actual, 2e-5) is None
     assert await engine.sync.explain("float32") is None
+
+
+async def test_merged_adapters_never_add_up_and_the_base_is_that_of_before_bit_for_bit(engine: Engine) -> None:
+    await engine.publish()
+    (handle,) = engine.generator.weight_receivers()
+    before = await handle.signatures()
+    adapted = Adapted(engine.trainer.model, (Q_PROJ, DOWN_PROJ))
+    base = adapted.digests()
+    sync = WeightSync(LocalSender(WeightSender(adapted.source())), engine.generator, REFIT, engine.tag, SystemClock())
+    try:
+        await sync.connect()
+        for seed in (1, 2, 0):
+            adapted.train(seed)
+            engine.version += 1
+            await sync.publish(engine.version)
+            with adapted.merged():
+                await engine.assert_equal_to_trainer()
+            now = await handle.signatures()
+            changed = {name for name in before if now[name] != before[name]}
+            assert changed == (set(adapted.names) if seed else set())
+            assert adapted.digests() == base
+    finally:
+        await sync.close()
 
 
 async def test_a_tensor_that_one_process_holds_transposed_is_named(engine: Engine) -> None:

@@ -40,7 +40,7 @@ from rl.weights.refit_library import (
     pointers,
     refit_library,
 )
-from rl.weights.transport import RefitStart, TensorSpec, TransportName
+from rl.weights.transport import DIGEST_BYTES, RefitStart, TensorSpec, TransportName
 
 _NUM_COUNTS = 6
 _PIECE_FIELDS = 6
@@ -434,8 +434,8 @@ def _link(options: LinkOptions, addresses: Sequence[str], unique_ids: Sequence[s
 
 def _little_endian(digests: "ctypes.Array[ctypes.c_uint64]", count: int) -> bytes:
     if sys.byteorder == "little":
-        return bytes(memoryview(digests).cast("B")[: 8 * count])
-    return b"".join(value.to_bytes(8, "little") for value in digests[:count])
+        return bytes(memoryview(digests).cast("B")[: DIGEST_BYTES * count])
+    return b"".join(value.to_bytes(DIGEST_BYTES, "little") for value in digests[:count])
 
 
 def _id_bytes(text: str) -> bytes:

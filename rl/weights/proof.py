@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
 from rl.weights.signature import first_deviation
-from rl.weights.transport import Ack, TensorSpec
+from rl.weights.transport import DIGEST_BYTES, Ack, TensorSpec
 
 Table = tuple[int, ...]
 _LAYER = re.compile(r"\.(\d+)\.")
 _QUOTED = re.compile(r"'([^']+)'")
-_DIGEST_BYTES = 8
 # Of signatures, relative: what packing and the order of a sum may change.
 _SIGNATURE_TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
@@ -110,8 +109,10 @@ def deviating_tensor(
 
 
 def _table(where: str, digests: bytes, total: int) -> Table:
-    if len(digests) != total * _DIGEST_BYTES:
-        raise WeightSyncError(f"{where} gave {len(digests)} bytes of digests for {total} tensors of 8 bytes each")
+    if len(digests) != total * DIGEST_BYTES:
+        raise WeightSyncError(
+            f"{where} gave {len(digests)} bytes of digests for {total} tensors of {DIGEST_BYTES} bytes each"
+        )
     return struct.unpack(f"<{total}Q", digests)
 
 

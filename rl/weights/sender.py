@@ -29,7 +29,7 @@ from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
 from rl.weights.signature import signature_of
 from rl.weights.source import WeightSource, check_agreed
-from rl.weights.transport import OpenRequest, RefitStart, SendReport, TensorSpec
+from rl.weights.transport import DIGEST_BYTES, OpenRequest, RefitStart, SendReport, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class WeightSender:
             transfer.run(start)
             seconds = {"gather": transfer.gather_s}
             if link.native is None:
-                return SendReport(bytes(8 * len(specs)), 0, seconds | {"total": time.perf_counter() - begin})
+                return SendReport(bytes(DIGEST_BYTES * len(specs)), 0, seconds | {"total": time.perf_counter() - begin})
             finished = link.native.finish()
         own = specs[self._place.rank :: link.plan.num_roots]
         return SendReport(finished.digests, sum(num_bytes(spec) for spec in own), finished.seconds | seconds)

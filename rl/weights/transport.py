@@ -7,11 +7,13 @@ A reader is one process that receives: engines of several ranks have several.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from rl.core.types import PolicyVersion
 
 TransportName = Literal["shm", "tcp", "nccl"]
+# Of one tensor's digest: a little-endian uint64.
+DIGEST_BYTES: Final = 8
 
 
 @dataclass(frozen=True)

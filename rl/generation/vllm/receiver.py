@@ -28,10 +28,9 @@ from rl.generation.vllm.wire import RankReport, fault_values, marked, reader_ran
 from rl.weights.manifest import torch_dtype
 from rl.weights.native import digests_of
 from rl.weights.receiver import Received, Staged, WeightReceiver
-from rl.weights.transport import RefitStart, TensorSpec
+from rl.weights.transport import DIGEST_BYTES, RefitStart, TensorSpec
 
 _log = logging.getLogger(__name__)
-_DIGEST_BYTES = 8
 
 
 @dataclass
@@ -177,7 +176,7 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         for index, spec in enumerate(self._manifest):
             own = _same_tensor(parameters.get(spec.name), spec)
             if own is not None:
-                digests[index * _DIGEST_BYTES : (index + 1) * _DIGEST_BYTES] = digests_of([own])
+                digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES] = digests_of([own])
         return bytes(digests)
 
     def _joined(self, phase: str) -> WeightReceiver:

@@ -197,6 +197,15 @@ TEST_F(TcpLink, ReadersMayLeaveWhenTheyHaveEverything) {
   EXPECT_FAILS(sender_->Begin(2, Soon()), kPeerLost, "has closed its link");
 }
 
+TEST_F(TcpLink, AReaderThatHasEverythingMayLeaveBeforeTheOthersHave) {
+  ASSERT_NO_FATAL_FAILURE(OpenAndJoin(Geometry(2)));
+  ASSERT_NO_FATAL_FAILURE(Begin(1));
+  ASSERT_OK(Post("last"));
+  EXPECT_EQ(Take(0), "last");
+  readers_[0].reset();  // returns when the sender knows
+  EXPECT_FAILS(sender_->Flush(Deadline::In(0.1)), kDeadlineExceeded, "slowest is reader 1");
+}
+
 TEST_F(TcpLink, AReaderThatLeavesTooEarlyIsNamed) {
   ASSERT_NO_FATAL_FAILURE(OpenAndJoin(Geometry(2)));
   ASSERT_NO_FATAL_FAILURE(Begin(1));

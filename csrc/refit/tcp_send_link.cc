@@ -68,6 +68,7 @@ class TcpSendLink final : public SendLink {
   };
 
   bool IsCompleteLocked() const { return num_joined_ == geometry_.num_readers; }
+  Status JoinedLocked();
   Status ReadyLocked();
   const Reader& SlowestLocked() const;
   Fault LateLocked(const char* what) const;
@@ -152,12 +153,16 @@ Status TcpSendLink::Join(const Deadline& deadline) {
       });
 }
 
-Status TcpSendLink::ReadyLocked() {
+Status TcpSendLink::JoinedLocked() {
   if (state_.IsOverLocked()) return state_.StatusLocked();
-  if (!IsCompleteLocked()) {
-    return state_.FailLocked(MakeFault(StatusCode::kInvalidArgument, geometry_.root,
-                                       "the link is used before Join has succeeded"));
-  }
+  if (IsCompleteLocked()) return OkStatus();
+  return state_.FailLocked(MakeFault(StatusCode::kInvalidArgument, geometry_.root,
+                                     "the link is used before Join has succeeded"));
+}
+
+Status TcpSendLink::ReadyLocked() {
+  const Status status = JoinedLocked();
+  if (!status.ok()) return status;
   for (const auto& reader : readers_) {
     if (!reader->has_left) continue;
     return state_.FailLocked(MakeFault(StatusCode::kPeerLost, reader->rank(),
@@ -228,9 +233,8 @@ Status TcpSendLink::Flush(const Deadline& deadline) {
     return std::all_of(readers_.begin(), readers_.end(),
                        [this](const auto& reader) { return reader->released == posted_; });
   };
-  // Readers may close their links as soon as they have everything.
-  if (!state_.IsOverLocked() && IsCompleteLocked() && is_done()) return OkStatus();
-  const Status status = ReadyLocked();
+  // Not ReadyLocked: readers may close their links as soon as they have everything.
+  const Status status = JoinedLocked();
   if (!status.ok()) return status;
   return state_.WaitLocked(lock, deadline, is_done,
                            [this] { return LateLocked("all readers to take the last slots"); });

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.refit_faults import FaultyHfWorker
 from tests.support.refit_world import World, started
+from tests.support.waiting import wait_until
 
 # Far below the deadline of a refit: nobody waited for it.
 SOON_S = 8.0
@@ -18,8 +19,8 @@ async def cut_off(world: World) -> float:
     assert world.sync is not None
     await world.plant(1, "slow receiver")
     refit = asyncio.ensure_future(world.publish())
-    while world.sync.state != "DIRTY":
-        await asyncio.sleep(0.01)
+    sync = world.sync
+    await asyncio.to_thread(wait_until, lambda: sync.state == "DIRTY", "the transfer of the refit")
     begin = time.monotonic()
     refit.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -252,6 +252,8 @@ class VllmWorker:
             return self._call(work, seconds + _MARGIN_S, phase)
 
     def _call(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result(seconds)
@@ -260,6 +262,8 @@ class VllmWorker:
                 raise
             future.cancel()
             raise InfraError(f"{self._replica}: {what} did not end within {seconds:g} s") from error
+        except EngineDeadError as error:
+            raise InfraError(f"{self._replica}: {what} failed: the engine is dead ({error})") from error
 
     def _stop_loop(self) -> None:
         asyncio.run_coroutine_threadsafe(_cancel_others(), self._loop).result(_SHUTDOWN_S)

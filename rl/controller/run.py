@@ -17,6 +17,7 @@ from pathlib import Path
 from rl.controller.checkpoint import (
     Checkpoint,
     Checkpointer,
+    complete_checkpoints,
     find_checkpoint,
     incomplete_checkpoints,
     resume_obstacle,
@@ -61,6 +62,7 @@ class _Session:
     checkpointer: Checkpointer
     checkpoint: Checkpoint | None
     clock: Clock
+    resumes: bool  # whether the same command goes on with this run
 
 
 def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) -> RunReport:
@@ -87,7 +89,7 @@ def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) ->
             note = f"{folder.path} is finished: it has all the {done} steps asked for; nothing was done"
             return RunReport(folder.path, done, interrupted=False, note=note)
         try:
-            session = _open_session(config, tree, folder, checkpoint, stack)
+            session = _open_session(config, tree, folder, checkpoint, stack, options)
         except OSError as error:
             raise ConfigError(f"cannot write into the run folder {folder.path}: {error}") from error
         session.console.resumed_at(done)
@@ -97,7 +99,12 @@ def run_training(config: MasterConfig, tree: ConfigTree, options: RunOptions) ->
 
 
 def _open_session(
-    config: MasterConfig, tree: ConfigTree, folder: RunFolder, checkpoint: Checkpoint | None, stack: ExitStack
+    config: MasterConfig,
+    tree: ConfigTree,
+    folder: RunFolder,
+    checkpoint: Checkpoint | None,
+    stack: ExitStack,
+    options: RunOptions,
 ) -> _Session:
     """Open what is open during a run; the stack closes it.
 
@@ -117,7 +124,8 @@ def _open_session(
     stack.callback(without_masking, "the loggers", logger.close)
     resources = RunResources.create()
     stack.callback(without_masking, "the run's cleaner", resources.close)
-    return _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock)
+    resumes = options.resume != "never"
+    return _Session(config, folder, fingerprint, resources, console, logger, checkpointer, checkpoint, clock, resumes)
 
 
 def _run(session: _Session) -> RunReport:
@@ -127,11 +135,14 @@ def _run(session: _Session) -> RunReport:
         with asyncio.Runner() as runner:
             report = runner.run(_train(session))
         outcome = f"interrupted after step {report.steps}" if report.interrupted else f"finished {report.steps} steps"
-        if report.interrupted and session.config.checkpointing.enabled:
+        if report.interrupted and session.config.checkpointing.enabled and session.resumes:
             outcome += "; the same command goes on with this run"
         return report
     except Exception:
         _log.info("the run failed", exc_info=True)
+        saved = complete_checkpoints(session.folder.checkpoints)
+        if saved and session.resumes:
+            outcome += f"; the same command goes on from the checkpoint of step {saved[-1].step}"
         raise
     finally:
         without_masking("the loggers", session.logger.close)

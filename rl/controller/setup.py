@@ -35,7 +35,7 @@ from rl.controller.stop import StopSignal
 from rl.controller.validation import Validator
 from rl.core.clock import Clock
 from rl.core.concurrency import gather_or_cancel, in_thread
-from rl.core.errors import ConfigError, DataError
+from rl.core.errors import ConfigError, DataError, InfraError, WeightSyncError
 from rl.core.imports import import_object
 from rl.core.resources import RunResources
 from rl.data.columns import Row
@@ -329,7 +329,13 @@ async def connect_servers(config: MasterConfig) -> list[Server]:
     # By path: most runs have no server, and need no HTTP client.
     receiver = cast(ConnectsServers, import_object("rl.generation.vllm.http_receiver:HttpReceiver"))
     keeps_caches = not refit.recompute_kv_cache_after_weight_updates
-    return [await receiver.connect(url, config.cluster.call_timeout_s, keeps_caches) for url in refit.servers]
+    timeout_s, key = config.cluster.call_timeout_s, "policy.generation.refit_cfg.servers"
+    try:
+        return [await receiver.connect(url, timeout_s, keeps_caches) for url in refit.servers]
+    except InfraError as error:
+        raise InfraError(f"{key}: {error}") from error
+    except WeightSyncError as error:
+        raise WeightSyncError(f"{key}: {error}") from error
 
 
 def build_refit_check(

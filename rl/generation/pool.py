@@ -231,7 +231,6 @@ class PooledGenerator(Generic[W]):
         if len(self._replicas) == 1:
             raise InfraError(f"{name} is the last replica and cannot be given up: {reason}")
         self._replicas.remove(rank)
-        _log.error("%s is given up: %s", name, reason)
         for request in list(self._requests[rank]):
             request.cancel()
         self._keep(asyncio.ensure_future(self._retire(rank)))

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rl.core.concurrency import uninterrupted
-from rl.core.errors import WeightSyncError
 from rl.weights.faults import TransferError
 from rl.weights.report import AttemptFailed, EndFailure
 
@@ -129,8 +128,8 @@ def _failures(
     found += [EndFailure(name, None) for name, task in tasks.items() if task.cancelled()]
     if all(isinstance(one.error, TransferError) and one.error.kind == "aborted" for one in found):
         # All went well until the deadline, and all obeyed when told to stop: it was too much for the time given.
-        text = f"{phase} did not end within {timeout_s:g} s; raise policy.generation.refit_cfg.timeout_s"
-        return [EndFailure("every end", WeightSyncError(text)), *found]
+        text = f"{phase} did not end within {timeout_s:g} s"
+        return [EndFailure("every end", TransferError(text, "deadline")), *found]
     return found
 
 

@@ -92,6 +92,11 @@ class AttemptFailed(Exception):
         """The end that began it, as far as the errors tell."""
         return min(self.failures, key=_place)
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it failed for want of time."""
+        return _kind(self.culprit) in ("silent", "deadline")
+
 
 class RefitError(WeightSyncError):
     """A refit failed for good; generators stay paused.

@@ -49,6 +49,8 @@ from rl.weights.transport import (
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Parts of a deadline that are not worth a word.
+_SHOWN_S = 0.05
 BeforeResume = Callable[[], Coroutine[Any, Any, None]]
 
 
@@ -64,6 +66,12 @@ class _Laps:
         now = self._clock.now()
         self.seconds[part] = now - self._last
         self._last = now
+
+    def spent(self, timeout_s: float, phase: str) -> str:
+        """What a deadline was used up by; the phase that was under way has the rest of it."""
+        shown = self.seconds | {phase: max(timeout_s - sum(self.seconds.values()), 0.0)}
+        parts = [f"{part} {seconds:.1f} s" for part, seconds in shown.items() if seconds >= _SHOWN_S or part == phase]
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,7 @@ class WeightSync:
         self._clock = clock
         self.patience: Patience = PATIENCE
         self._links: _Links | None = None
+        self._laps = _Laps(clock)  # of the attempt under way
         self._connected = False
         self._busy = False
         self._is_paused = False
@@ -143,11 +152,12 @@ class WeightSync:
         Raises:
             WeightSyncError: no replica, plans or tensors that differ, no memory for the links, or the deadline passed.
         """
+        self._laps = _Laps(self._clock)
         try:
             self._links = await self._open(self._clock.now() + self._config.timeout_s)
         except AttemptFailed as failure:
             names = [name for member in self._fleet.members() for name in member.reader_names]
-            end, detail = describe(failure, names)
+            end, detail = self._describe(failure, names)
             raise WeightSyncError(f"the refit cannot be set up: {end} failed at {failure.phase}: {detail}") from failure
         self._connected = True
 
@@ -215,7 +225,7 @@ class WeightSync:
         self, version: PolicyVersion, before_resume: BeforeResume | None, number: int, started: float
     ) -> SyncReport:
         """One try; the links are given back only when all went well."""
-        laps = _Laps(self._clock)
+        laps = self._laps = _Laps(self._clock)
         deadline = self._clock.now() + self._config.timeout_s
         links, self._links = self._links, None
         if not self._is_paused:
@@ -276,7 +286,7 @@ class WeightSync:
         """
         members = self._fleet.members()
         readers = [name for member in members for name in member.reader_names]
-        end, detail = describe(failure, readers)
+        end, detail = self._describe(failure, readers)
         trainer_is_gone = any(one.end == TRAINER and one.is_gone for one in failure.failures)
         suspects = [one.end for one in failure.failures if one.is_gone]
         blamed = blamed_reader(failure)
@@ -289,6 +299,15 @@ class WeightSync:
         _log.warning(
             "refit of version %d failed at %s: %s: %s; trying again with new links", version, failure.phase, end, detail
         )
+
+    def _describe(self, failure: AttemptFailed, readers: Sequence[str]) -> tuple[str, str]:
+        """The first bad end and what is reported; of a deadline also which setting it is, and what used it up."""
+        end, detail = describe(failure, readers)
+        if failure.is_late:
+            timeout_s = self._config.timeout_s
+            spent = self._laps.spent(timeout_s, failure.phase)
+            detail += f"; policy.generation.refit_cfg.timeout_s={timeout_s:g} was spent on {spent}"
+        return end, detail
 
     def _agree(self, links: _Links, version: PolicyVersion, report: SendReport, acks: Mapping[str, Ack | None]) -> Sent:
         """Compare every confirmation with what was sent; no confirmation is no success."""

@@ -13,7 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rl.core.errors import ConfigError, FatalError
+from rl.generation.hf import HfWorker
 from rl.telemetry.rollout_log import read_rollouts
+from rl.weights.report import RefitError
+from rl.weights.transport import RefitStart
 from tests.support.tiny_run import TinyRun, assert_same_training, finish, make_tiny_run, read_until
 
 REWARDS = "tests.support.tiny_rewards"
@@ -229,6 +232,30 @@ def test_a_signal_ends_the_run_cleanly_and_it_can_go_on(tmp_path: Path, number: 
     assert [path.name for path in (run.log_dir / "exp_001" / "checkpoints").iterdir()] == [f"step_{done[-1]}"]
     run.run(["grpo.max_num_steps=8"])
     assert [line["step"] for line in run.metrics()] == list(range(1, 9))
+
+
+def test_a_refit_that_fails_ends_the_run_and_says_where_the_same_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    right = HfWorker.start_update
+
+    def start_update(worker: HfWorker, begin: RefitStart) -> None:
+        if begin.version == 3:
+            raise RuntimeError("the engine is worn out")
+        right(worker, begin)
+
+    run, overrides = make_tiny_run(tmp_path), ["grpo.max_num_steps=4"]
+    monkeypatch.setattr(HfWorker, "start_update", start_update)
+    message = r"refit of version 3 failed at start in attempt 2: generation\[0\]: .*worn out"
+    with pytest.raises(RefitError, match=message):
+        run.run(overrides)
+    assert "failed; the same command goes on from the checkpoint of step 2" in capfd.readouterr().out
+    with pytest.raises(RefitError):
+        run.run(overrides, resume="never")
+    assert "the same command" not in capfd.readouterr().out, "it would start another run"
+    monkeypatch.undo()
+    assert run.run(overrides, resume=str(run.log_dir / "exp_001")).steps == 4
+    assert [line["step"] for line in run.metrics()] == [1, 2, 3, 4]
 
 
 def test_a_signal_ends_a_set_up_that_blocks_within_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

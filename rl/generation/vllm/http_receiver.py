@@ -33,6 +33,8 @@ from rl.generation.vllm.wire import (
 )
 from rl.weights.transport import Ack, RefitStart, TransferInfo
 
+# A host that answers at all accepts a connection within it; calls themselves may take long.
+_CONNECT_S = 10.0
 # A phase outlives its deadline in the server's processes, so that their own error arrives.
 _MARGIN_S = 10.0
 _HOW_TO_START = (
@@ -206,7 +208,7 @@ class HttpReceiver:
         self, verb: str, path: str, body: Mapping[str, Any] | None, params: Mapping[str, str], timeout_s: float
     ) -> Any:
         """One exchange; each has a connection of its own, because a refit needs few."""
-        limit = aiohttp.ClientTimeout(total=timeout_s)
+        limit = aiohttp.ClientTimeout(total=timeout_s, sock_connect=_CONNECT_S)
         async with (
             aiohttp.ClientSession(timeout=limit) as session,
             session.request(verb, f"{self._url}/{path}", json=body, params=dict(params)) as response,
@@ -223,6 +225,8 @@ class HttpReceiver:
             yield
         except WeightSyncError as error:
             raise located(where, error) from error
+        except aiohttp.ConnectionTimeoutError as error:
+            raise InfraError(f"{where}: it cannot be reached within {_CONNECT_S:g} s") from error
         except TimeoutError as error:
             raise InfraError(f"{where}: no answer in time") from error
         except aiohttp.ClientError as error:

@@ -1,6 +1,7 @@
 """Tests of rl.controller.setup and rl.controller.rollout_factory: what is derived from the configuration."""
 
 import asyncio
+import socket
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from rl.controller.setup import (
     connect_servers,
     prompt_settings,
 )
-from rl.core.errors import ConfigError
+from rl.core.errors import ConfigError, InfraError
 from rl.core.types import Message
 from rl.data.chat import PromptTokenizer
 from rl.data.columns import Row
@@ -120,6 +121,15 @@ async def test_servers_that_others_started_are_asked_before_the_first_refit(
     assert await connect_servers(config) == ["http://localhost:1", "http://localhost:2"]
     timeout_s = config.cluster.call_timeout_s
     assert asked == [("http://localhost:1", timeout_s, False), ("http://localhost:2", timeout_s, False)]
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_key(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"  # bound, so that nobody else listens there
+        config = load(tmp_path, f"policy.generation.refit_cfg.servers=['{url}']")
+        with pytest.raises(InfraError, match=f"^policy.generation.refit_cfg.servers: server {url} .*cannot be reached"):
+            await connect_servers(config)
 
 
 def test_an_address_of_another_host_is_seen_before_anything_starts(tmp_path: Path) -> None:

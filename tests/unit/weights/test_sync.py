@@ -227,10 +227,41 @@ async def test_a_replica_that_hangs_is_given_up_at_the_deadline() -> None:
 async def test_the_only_replica_that_hangs_ends_the_refit_at_the_deadline_and_is_named() -> None:
     scene = await Scene(replicas=1, timeout_s=0.1).connected()
     scene.fleet.replicas[0].hang_at = "update 1"
-    with pytest.raises(RefitError, match=r"generation\[0\]: did not answer") as got:
+    with pytest.raises(
+        RefitError, match=r"generation\[0\]: did not answer.*; .*timeout_s=0.1 was spent on transfer 0.1 s"
+    ) as got:
         await scene.sync.publish(7)
     assert got.value.state == "DIRTY"
     await scene.assert_next_works(7)
+
+
+async def test_a_deadline_that_an_end_itself_reports_names_the_setting_and_what_used_it_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    scene = await Scene(timeout_s=8.0).connected()
+    scene.fail_always(1, "update 2", TransferError("bucket 3 was not taken in time", "deadline"))
+
+    class Slow(SystemClock):
+        """Five seconds pass while the generators pause."""
+
+        def now(self) -> float:
+            return super().now() + (5.0 if scene.fleet.modes else 0.0)
+
+    scene.sync._clock = Slow()
+    setting = "bucket 3 was not taken in time; policy.generation.refit_cfg.timeout_s=8 was spent on"
+    with caplog.at_level("WARNING"), pytest.raises(RefitError, match=f"{setting} transfer 8.0 s"):
+        await scene.sync.publish(7)
+    assert f"{setting} pause 5.0 s, transfer 3.0 s" in caplog.text
+    await scene.assert_next_works(7)
+
+
+async def test_a_set_up_that_is_late_names_the_setting() -> None:
+    scene = Scene(timeout_s=0.1)
+    scene.fleet.replicas[1].hang_at = "init"
+    with pytest.raises(
+        WeightSyncError, match=r"generation\[1\] failed at connect: .*timeout_s=0.1 was spent on"
+    ):
+        await scene.sync.connect()
 
 
 async def test_a_sender_that_hangs_ends_at_the_deadline_and_is_named() -> None:

@@ -1,8 +1,9 @@
 """What an HTTP receiver makes of servers that answer badly; a real one is refitted in tests/integration/refit."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -115,6 +116,24 @@ async def test_a_server_that_does_not_answer_in_time_is_gone() -> None:
                 await server.resume()
         finally:
             release.set()
+
+
+async def test_a_host_that_takes_no_connection_is_not_waited_for_as_long_as_a_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rl.generation.vllm.http_receiver._CONNECT_S", 0.3)
+    with socket.socket() as full, ExitStack() as stack:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):  # as many as its queue takes, and more
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        url = f"http://127.0.0.1:{full.getsockname()[1]}"
+        with pytest.raises(
+            InfraError, match=f"server {url} failed at .*: it cannot be reached within 0.3 s"
+        ):
+            await asyncio.wait_for(HttpReceiver.connect(url, 60.0, False), 20.0)
 
 
 async def test_an_answer_of_another_kind_is_no_vllm_server() -> None:

@@ -4,6 +4,7 @@ It says where parts lie and moves none. What torch.distributed spreads over a me
 rank, as long as no axis is cut so that a rank gets rows from several places; that is refused.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,8 +32,7 @@ class Box:
 
 def chunks(extent: int, size: int) -> tuple[int, ...]:
     """How torch.distributed spreads an axis over ranks: equal parts rounded up, the last ones shorter or empty."""
-    step = -(-extent // size)
-    return tuple(max(0, min(step, extent - step * rank)) for rank in range(size))
+    return tuple(len(_rows_of(extent, size, rank)) for rank in range(size))
 
 
 def boxes_along(shape: Sequence[int], dim: int, extents: Sequence[int]) -> tuple[Box, ...]:
@@ -51,17 +51,17 @@ def boxes_along(shape: Sequence[int], dim: int, extents: Sequence[int]) -> tuple
     return tuple(boxes)
 
 
-def boxes_on(name: str, shape: Sequence[int], mesh: DeviceMesh, placements: Sequence[Any]) -> tuple[Box, ...]:
+@functools.cache  # the layers of a model have few shapes, and every refit asks for all of them
+def boxes_on(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> tuple[Box, ...]:
     """Return the box of each rank of a mesh that has the ranks 0, 1, ...; copies have the same box.
 
     Args:
-        name: For messages.
         shape: Of the whole tensor.
         mesh: Its ranks.
         placements: How each axis of the mesh spreads the tensor.
 
     Raises:
-        WeightSyncError: a kind of placement that is no box on every rank; names the tensor.
+        WeightSyncError: a kind of placement that is no box on every rank.
     """
     ranks: list[int] = mesh.mesh.flatten().tolist()
     boxes: dict[int, Box] = {}
@@ -71,19 +71,34 @@ def boxes_on(name: str, shape: Sequence[int], mesh: DeviceMesh, placements: Sequ
             if isinstance(placement, Replicate):
                 continue
             if not isinstance(placement, Shard | _StridedShard):
-                raise WeightSyncError(f"'{name}' is spread by {placement}; a refit carries shards and copies")
+                raise WeightSyncError(f"it is spread by {placement}; a refit carries shards and copies")
             size = mesh.size(number)
             index = position // math.prod(mesh.shape[number + 1 :]) % size
             axis = placement.dim % len(shape)
             axes[axis] = _part(axes[axis], size, index, _split_factor(placement))
         if any(len(pieces) != 1 for pieces in axes):
             raise WeightSyncError(
-                f"rank {rank} has rows of '{name}' {list(shape)} from several places, as {tuple(placements)} spread it "
-                f"over {tuple(mesh.shape)} ranks; a refit carries one box of each rank"
+                f"rank {rank} has rows of its {list(shape)} from several places, as {placements} spread it over "
+                f"{tuple(mesh.shape)} ranks; a refit carries one box of each rank"
             )
         found = [pieces[0] for pieces in axes]
         boxes[rank] = Box(tuple(piece.start for piece in found), tuple(len(piece) for piece in found))
     return tuple(boxes[rank] for rank in sorted(boxes))
+
+
+def sent_boxes(boxes: Sequence[Box]) -> tuple[Box | None, ...]:
+    """Return what each rank sends; None where it has nothing, or the same as a rank before it."""
+    seen: set[Box] = set()
+    found: list[Box | None] = []
+    for box in boxes:
+        found.append(box if box.numel and box not in seen else None)
+        seen.add(box)
+    return tuple(found)
+
+
+def _rows_of(extent: int, size: int, index: int) -> range:
+    step = -(-extent // size)
+    return range(min(step * index, extent), min(step * (index + 1), extent))
 
 
 def _split_factor(placement: Shard | _StridedShard) -> int:
@@ -105,8 +120,8 @@ def _part(pieces: list[range], size: int, index: int, split_factor: int) -> list
 
 def _chunk(pieces: list[range], size: int, index: int) -> list[range]:
     """One of `size` equal parts; one empty range where nothing is left."""
-    extents = chunks(sum(map(len, pieces)), size)
-    first, left = sum(extents[:index]), extents[index]
+    rows = _rows_of(sum(map(len, pieces)), size, index)
+    first, left = rows.start, len(rows)
     found = []
     for piece in pieces:
         taken = piece[first : first + left] if first < len(piece) else piece[:0]

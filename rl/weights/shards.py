@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rl.core.errors import WeightSyncError, first_line
-from rl.weights.boxes import Box, boxes_along, boxes_on
+from rl.weights.boxes import Box, boxes_along, boxes_on, sent_boxes
 from rl.weights.manifest import spec_of, torch_dtype
 from rl.weights.source import check_agreed
 from rl.weights.transport import TensorSpec
@@ -51,16 +51,11 @@ class Part:
 
 @dataclass(frozen=True)
 class _Spread:
-    """A tensor in boxes: this rank's, and where those of all ranks lie in the whole."""
+    """A tensor in boxes: this rank's, and where those that the ranks send lie in the whole."""
 
     local: Tensor
     shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
-
-    def sent_by(self, rank: int) -> Box | None:
-        """The box that a rank sends; None where it has the same as a rank before it, or nothing."""
-        box = self.boxes[rank]
-        return box if box.numel and self.boxes.index(box) == rank else None
+    sent: tuple[Box | None, ...]
 
 
 class ShardedSource:
@@ -167,7 +162,7 @@ class ShardedSource:
         local = _local(part)
         if isinstance(part, DTensor):
             shape = tuple(part.shape)
-            boxes = boxes_on(name, shape, part.device_mesh, part.placements)
+            boxes = _boxes_on(name, shape, part)
         elif isinstance(part, Part):
             shape = tuple(sum(part.extents) if axis == part.dim else n for axis, n in enumerate(local.shape))
             boxes = boxes_along(shape, part.dim, part.extents)
@@ -182,7 +177,7 @@ class ShardedSource:
                 f"rank {self._rank} of {self._size} has a part of shape {list(local.shape)} of '{name}' {list(shape)}; "
                 f"as it is spread it should have {list(boxes[self._rank].shape)}"
             )
-        return local if all(box.shape == shape for box in boxes) else _Spread(local, shape, boxes)
+        return local if all(box.shape == shape for box in boxes) else _Spread(local, shape, sent_boxes(boxes))
 
     def _specs(self, parts: Mapping[str, Tensor | _Spread]) -> tuple[TensorSpec, ...]:
         return tuple(spec_of(name, _own(part), tuple(part.shape), self._dtype) for name, part in parts.items())
@@ -190,7 +185,7 @@ class ShardedSource:
     def _prepared(self, part: Tensor | _Spread, spec: TensorSpec) -> Tensor | _Spread:
         """The part in its wire dtype; a whole tensor as it is."""
         if isinstance(part, _Spread):
-            return _Spread(part.local.detach().to(torch_dtype(spec)), part.shape, part.boxes)
+            return _Spread(part.local.detach().to(torch_dtype(spec)), part.shape, part.sent)
         return part.detach().contiguous()
 
     def _gathered(self, parts: Sequence[_Spread], root: int | None) -> list[Tensor]:
@@ -198,7 +193,7 @@ class ShardedSource:
         offsets = [_offsets(parts, number) for number in range(self._size)]
         message = torch.empty(max(ends[-1] for ends in offsets), dtype=torch.uint8, device=parts[0].local.device)
         for part, begin in zip(parts, offsets[self._rank], strict=False):
-            if part.sent_by(self._rank) is not None:
+            if part.sent[self._rank] is not None:
                 flat = part.local.contiguous().reshape(-1).view(torch.uint8)
                 message[begin : begin + flat.numel()] = flat
         received = self._exchange(message, root)
@@ -207,8 +202,7 @@ class ShardedSource:
         wholes = []
         for place, part in enumerate(parts):
             whole = torch.empty(part.shape, dtype=part.local.dtype, device=part.local.device)
-            for number in range(self._size):
-                box = part.sent_by(number)
+            for number, box in enumerate(part.sent):
                 if box is not None:
                     _cut(whole, box).copy_(_read(part, box, received[number], offsets[number][place]))
             wholes.append(whole)
@@ -264,6 +258,13 @@ def _local(part: Tensor | Part) -> Tensor:
     return part
 
 
+def _boxes_on(name: str, shape: tuple[int, ...], part: DTensor) -> tuple[Box, ...]:
+    try:
+        return boxes_on(shape, part.device_mesh, tuple(part.placements))
+    except WeightSyncError as error:
+        raise WeightSyncError(f"'{name}' cannot be sent: {error}") from error
+
+
 def _own(part: Tensor | _Spread) -> Tensor:
     return part.local if isinstance(part, _Spread) else part
 
@@ -272,7 +273,7 @@ def _offsets(parts: Sequence[_Spread], rank: int) -> list[int]:
     """Where a rank's boxes begin in its message, and where the last one ends."""
     offsets = [0]
     for part in parts:
-        box = part.sent_by(rank)
+        box = part.sent[rank]
         end = offsets[-1] + (0 if box is None else box.numel * part.local.itemsize)
         offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
     return offsets

@@ -12,7 +12,7 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from rl.core.errors import WeightSyncError
-from rl.weights.boxes import Box, boxes_along, boxes_on, chunks
+from rl.weights.boxes import Box, boxes_along, boxes_on, chunks, sent_boxes
 
 
 def mesh_of(shape: Sequence[int]) -> DeviceMesh:
@@ -36,7 +36,7 @@ def test_boxes_are_those_of_torch_for_every_mix_of_shards_and_copies(
     mesh = mesh_of(mesh_shape)
     coordinates = list(itertools.product(*map(range, mesh_shape)))
     for placements in itertools.product([Replicate(), Shard(0), Shard(1)], repeat=len(mesh_shape)):
-        boxes = boxes_on("w", shape, mesh, placements)
+        boxes = boxes_on(shape, mesh, placements)
         for box, coordinate in zip(boxes, coordinates, strict=True):
             extents, start = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
             assert box.shape == extents
@@ -46,20 +46,25 @@ def test_boxes_are_those_of_torch_for_every_mix_of_shards_and_copies(
 @pytest.mark.parametrize(("rows", "mesh_shape"), [(12, (2, 2)), (24, (4, 2)), (16, (2, 4))])
 def test_what_tensor_parallelism_cut_before_is_a_box_too(rows: int, mesh_shape: tuple[int, int]) -> None:
     placements: tuple[Any, ...] = (_StridedShard(0, split_factor=mesh_shape[1]), Shard(0))
-    boxes = boxes_on("w", (rows, 3), mesh_of(mesh_shape), placements)
+    boxes = boxes_on((rows, 3), mesh_of(mesh_shape), placements)
     for box, coordinate in zip(boxes, itertools.product(*map(range, mesh_shape)), strict=True):
         expected = _compute_local_shape_and_global_offset((rows, 3), mesh_shape, list(coordinate), placements)
         assert (box.shape, box.start) == expected
     assert sorted(box.start[0] for box in boxes) == list(range(0, rows, rows // len(boxes)))
 
 
-def test_rows_from_several_places_and_partial_sums_are_refused_by_name() -> None:
+def test_rows_from_several_places_and_partial_sums_are_refused() -> None:
     mesh = mesh_of((2, 2))
-    with pytest.raises(WeightSyncError, match=r"rank 0 has rows of 'q' \[8, 3\] from several places"):
-        boxes_on("q", (8, 3), mesh, (_StridedShard(0, split_factor=2), Replicate()))
-    with pytest.raises(WeightSyncError, match=r"'q' is spread by P.*; a refit carries shards and copies"):
-        boxes_on("q", (8, 3), mesh, (Partial(), Replicate()))
+    with pytest.raises(WeightSyncError, match=r"rank 0 has rows of its \[8, 3\] from several places"):
+        boxes_on((8, 3), mesh, (_StridedShard(0, split_factor=2), Replicate()))
+    with pytest.raises(WeightSyncError, match=r"it is spread by P.*; a refit carries shards and copies"):
+        boxes_on((8, 3), mesh, (Partial(), Replicate()))
 
 
 def test_slices_along_an_axis_follow_each_other() -> None:
     assert boxes_along((2, 5), 1, (3, 0, 2)) == (Box((0, 0), (2, 3)), Box((0, 3), (2, 0)), Box((0, 3), (2, 2)))
+
+
+def test_a_copy_and_nothing_are_not_sent() -> None:
+    rows = [Box((0, 0), (2, 3)), Box((2, 0), (0, 3)), Box((2, 0), (1, 3))]
+    assert sent_boxes([*rows, *rows]) == (rows[0], None, rows[2], None, None, None)

@@ -32,6 +32,7 @@ from rl.data.model_source import (
 )
 from rl.environments.registry import check_columns, check_environments
 from rl.telemetry.logger import check_logger
+from rl.weights.addresses import check_own_host
 
 _GIB = 2**30
 
@@ -62,6 +63,8 @@ def dry_run(config: MasterConfig, config_name: str, resume: str = "auto") -> lis
         ("run folder", lambda: _run_folder(config, config_name)),
         ("disk", lambda: _disk(config, config_name)),
     ]
+    if config.policy.generation.refit_cfg.host is not None:
+        checks.append(("refit", lambda: _refit_host(config)))
     if resume not in ("auto", "never"):
         checks.append(("resume", lambda: check_resume(config, Path(resume))))
     return [_finding(name, check) for name, check in checks]
@@ -130,6 +133,20 @@ def _loggers(config: MasterConfig) -> str:
         "mlflow": config.logger.mlflow_enabled,
     }
     return ", ".join(["metrics.jsonl", *(name for name, is_on in enabled.items() if is_on)])
+
+
+def _refit_host(config: MasterConfig) -> str:
+    host, cluster = config.policy.generation.refit_cfg.host, config.cluster
+    if host is None or cluster.num_nodes > 1 or cluster.address is not None:
+        return f"{host}, if the trainer's host has it"  # which may be another one; it says so when it opens its links
+    try:
+        check_own_host(host)
+    except (OSError, UnicodeError) as error:  # the latter of a text that is no name at all
+        raise ConfigError(
+            f"policy.generation.refit_cfg.host={host}: the trainer cannot listen there: {error}; "
+            "give an address of this host, or null"
+        ) from error
+    return host
 
 
 def _run_folder(config: MasterConfig, config_name: str) -> str:

@@ -50,7 +50,6 @@ from rl.rollout.sampler import started_groups
 from rl.trainer.kernels import require_kernels
 from rl.trainer.policy import Policy, PolicyRequest, start_policy
 from rl.weights.fleet import Server
-from rl.weights.links import check_own_host
 from rl.weights.sync import WeightSync
 
 
@@ -91,7 +90,6 @@ async def build_controller(config: MasterConfig, context: RunContext, stack: Asy
         InfraError: a process did not start.
     """
     await in_thread("native kernels", lambda: check_kernels(config))
-    await in_thread("the address of refits", lambda: check_refit_host(config))
     rows, held_out = await in_thread("data", lambda: build_rows(config))
     model = await in_thread("model", lambda: build_model(config, context))
     prompts, validation_prompts = await in_thread("prompts", lambda: build_prompts(config, model, rows, held_out))
@@ -146,24 +144,6 @@ def check_kernels(config: MasterConfig) -> None:
         FatalError: the native operators are missing.
     """
     require_kernels(config.policy.logprob_impl, on_gpu=config.cluster.gpus_per_node > 0)
-
-
-def check_refit_host(config: MasterConfig) -> None:
-    """Try the address of refits where the trainer is on this host; elsewhere the trainer does when it opens its links.
-
-    Raises:
-        ConfigError: it is not this host's.
-    """
-    host = config.policy.generation.refit_cfg.host
-    if host is None or config.cluster.num_nodes > 1 or config.cluster.address is not None:
-        return
-    try:
-        check_own_host(host)
-    except (OSError, UnicodeError) as error:  # the latter of a text that is no name at all
-        raise ConfigError(
-            f"policy.generation.refit_cfg.host={host}: the trainer cannot listen there: {error}; "
-            "give an address of this host, or null"
-        ) from error
 
 
 def build_rows(config: MasterConfig) -> tuple[Sequence[Row], Sequence[Row]]:

@@ -3,9 +3,8 @@
 It opens nothing. Paths of libraries are found on the host of each end, so that they need not be the same everywhere.
 """
 
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import torch
 
@@ -16,8 +15,6 @@ from rl.weights.transport import LinkSettings, TransportName
 # By soname: whoever has torch for GPUs in the process has it loaded.
 _NCCL_LIBRARY = "libnccl.so.2"
 _CUDA_LIBRARY = "libtandem_cuda.so"
-# Any address that is not of this host tells which network leads outside; nothing is sent to these two.
-_OUTSIDE = ((socket.AF_INET, ("192.0.2.1", 9)), (socket.AF_INET6, ("2001:db8::1", 9)))
 
 
 def link_options(
@@ -72,36 +69,6 @@ def on_default_stream(memory: torch.device) -> Iterator[None]:
             yield
     finally:
         engines.wait_stream(default)
-
-
-def own_address() -> str:
-    """Return this host's address on the network that leads outside, or the loopback's where none does."""
-    for family, outside in _OUTSIDE:
-        # No such network, or not even its protocol: the next.
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(outside)  # a datagram socket: nothing is sent
-            return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def check_own_host(host: str) -> None:
-    """Refuse an address at which no process of this host can listen.
-
-    Raises:
-        OSError: it is another host's, or a name that is not known.
-        UnicodeError: it is no name.
-    """
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-        try:
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
-        except OSError as error:
-            failure = error
-        else:
-            return
-    if failure is not None:
-        raise failure
 
 
 def _cuda_library() -> str:

@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from rl.core.errors import WeightSyncError
+from rl.weights.addresses import own_address
 from rl.weights.faults import TransferError
 from rl.weights.layout import SlicedSource
-from rl.weights.links import link_options, memory_of, on_default_stream, own_address
+from rl.weights.links import link_options, memory_of, on_default_stream
 from rl.weights.manifest import is_castable, num_bytes, torch_dtype
 from rl.weights.native import LinkOptions, NativeSender, Plan, nccl_unique_id
 from rl.weights.signature import signature_of

@@ -95,3 +95,14 @@ def test_a_damaged_model_is_one_problem(folder: Path) -> None:
     problems = _problems(f"policy.model_name={folder}")
     assert list(problems) == ["model"]
     assert "model.safetensors is damaged" in problems["model"]
+
+
+def test_an_address_for_refits_that_is_another_hosts_is_found() -> None:
+    section = "policy.generation.refit_cfg"
+    for host in ("192.0.2.1", "2001:db8::1", "no-such-host.invalid", "a" * 70):
+        problems = _problems(f"{section}.transport=tcp", f"{section}.host='{host}'")
+        assert list(problems) == ["refit"]
+        assert f"{section}.host={host}: the trainer cannot listen there: " in problems["refit"]
+    assert _problems(f"{section}.transport=tcp", f"{section}.host=127.0.0.1") == {}
+    # The trainer may be on another node: it says so itself when it opens its links.
+    assert _problems("cluster.num_nodes=2", f"{section}.host=192.0.2.1") == {}

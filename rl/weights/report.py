@@ -94,8 +94,9 @@ class AttemptFailed(Exception):
 
     @property
     def is_late(self) -> bool:
-        """Whether it failed for want of time."""
-        return _kind(self.culprit) in ("silent", "deadline")
+        """Whether it failed for want of time; an end that is merely silent may have been lost long before."""
+        kinds = {_kind(one) for one in self.failures}
+        return _kind(self.culprit) in ("silent", "deadline") and ("deadline" in kinds or kinds <= {"silent", "aborted"})
 
 
 class RefitError(WeightSyncError):

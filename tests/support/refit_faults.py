@@ -44,7 +44,11 @@ class _Astray(InPlace):
 
 
 class _Deadly(InPlace):
-    """Ends the process when one tensor of many has arrived: others are loaded, or on their way."""
+    """Ends or stops the process when one tensor of many has arrived: others are loaded, or on their way."""
+
+    def __init__(self, targets: Mapping[str, Tensor], number: signal.Signals) -> None:
+        super().__init__(targets)
+        self._number = number
 
     def prepare(self, manifest: Sequence[TensorSpec], memory: torch.device) -> bool:
         super().prepare(manifest, memory)
@@ -53,7 +57,7 @@ class _Deadly(InPlace):
     def deliver(self, tensors: list[tuple[str, Tensor]]) -> None:
         super().deliver(tensors)
         if any(name == DEADLY for name, _ in tensors):
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self._number)
 
 
 class FaultyHfWorker(HfWorker):
@@ -162,10 +166,6 @@ def _transposed(worker: FaultyHfWorker) -> None:
     worker.use_sink(InPlace({**worker._parameters, name: worker._parameters[name].t()}))
 
 
-def _midway(worker: FaultyHfWorker) -> None:
-    worker.use_sink(_Deadly(worker._parameters))
-
-
 def _wrong_dtype(worker: FaultyHfWorker) -> None:
     right = worker._parameters[WRONG_DTYPE]
     # Of links made from now on: dtypes are compared when an end joins.
@@ -182,7 +182,8 @@ _PLANTS: Mapping[str, Callable[[FaultyHfWorker], None]] = {
     "swapped names": _swapped,  # two tensors of one shape in each other's place
     "transposed view": _transposed,  # a square tensor through a view with its axes exchanged
     "wrong dtype": _wrong_dtype,  # the engine's tensor is of integers
-    "dies midway": _midway,  # SIGKILL between two buckets
+    "dies midway": lambda worker: worker.use_sink(_Deadly(worker._parameters, signal.SIGKILL)),
+    "stops midway": lambda worker: worker.use_sink(_Deadly(worker._parameters, signal.SIGSTOP)),
     "temperature": lambda worker: worker.scale_logits(0.7),  # logits divided once too often
 }
 

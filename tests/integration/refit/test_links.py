@@ -85,7 +85,7 @@ def test_refits_over_nccl_are_equal_bit_for_bit(loop: asyncio.Runner, world: Wor
 def test_a_library_that_is_not_there_is_named(loop: asyncio.Runner, world: World) -> None:
     async def play() -> None:
         with pytest.raises(WeightSyncError, match="NCCL library /no/such/libnccl.so"):
-            await world.connect(transport="nccl", link=LinkSettings(nccl_library="/no/such/libnccl.so"))
+            await world.connect(transport="nccl", link=LinkSettings(20.0, nccl_library="/no/such/libnccl.so"))
 
     loop.run(asyncio.wait_for(play(), 60))
 
@@ -111,34 +111,51 @@ def test_a_reader_that_hangs_is_named_at_the_deadline_and_the_next_refit_over_nc
     loop.run(asyncio.wait_for(play(), 120))
 
 
-def test_readers_that_are_killed_midway_over_nccl_leave_the_fleet_or_end_the_refit(
-    loop: asyncio.Runner, world: World, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Last: two engines are dead after it."""
+def test_a_reader_that_is_stopped_is_lost_after_the_silence_over_tcp(loop: asyncio.Runner, world: World) -> None:
+    """The fleet is one smaller after it."""
 
     async def play() -> None:
-        await world.connect(transport="nccl", link=nccl_link(), min_replicas=2)
+        await world.connect(transport="tcp", silence_s=1.0, min_replicas=2)
         await world.publish()
-        await world.plant(2, "dies midway")
+        await world.plant(2, "stops midway")
         start = time.monotonic()
         report = await world.publish()
-        assert time.monotonic() - start < TIMEOUT_S
+        # The silence, and the driver's patience with one that does not even answer an abort: no deadline.
+        assert time.monotonic() - start < TIMEOUT_S - 5
         assert (report.replicas, report.attempts) == (2, 2)
         assert [one.replica for one in world.generator.weight_receivers()] == ["generation[0]", "generation[1]"]
         await world.assert_works()
-        await world.assert_equal()
+
+    loop.run(asyncio.wait_for(play(), 120))
+
+
+def test_a_reader_that_is_killed_midway_over_nccl_leaves_the_fleet_and_the_last_one_ends_the_refit(
+    loop: asyncio.Runner, world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Last: no engine is left after it."""
+
+    async def play() -> None:
+        await world.connect(transport="nccl", link=nccl_link())
+        await world.publish()
         await world.plant(0, "dies midway")
         start = time.monotonic()
-        with pytest.raises(RefitError, match=r"generation\[0\] .*died during") as caught:
-            await world.publish()
+        report = await world.publish()
         assert time.monotonic() - start < TIMEOUT_S
-        assert (caught.value.end, caught.value.state) == ("generation[0]", "DIRTY")
-        await world.generator.remove_replica("generation[0]", "it is dead")
+        assert (report.replicas, report.attempts) == (1, 2)
+        assert [one.replica for one in world.generator.weight_receivers()] == ["generation[1]"]
+        await world.assert_works()
+        await world.assert_equal()
         await world.connect(transport="nccl", link=nccl_link("allreduce"))
         await world.assert_works()
         await world.assert_equal()
+        await world.plant(1, "dies midway")
+        start = time.monotonic()
+        with pytest.raises(RefitError, match=r"generation\[1\] .*died during") as caught:
+            await world.publish()
+        assert time.monotonic() - start < TIMEOUT_S
+        assert (caught.value.end, caught.value.state) == ("generation[1]", "DIRTY")
 
     with caplog.at_level(logging.WARNING):
         loop.run(asyncio.wait_for(play(), 120))
     said = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert [text.partition(":")[0] for text in said] == ["replica generation[2] leaves the fleet, 2 are left"]
+    assert [text.partition(":")[0] for text in said] == ["replica generation[0] leaves the fleet, 1 are left"]

@@ -10,7 +10,7 @@ import pytest
 from rl.core.errors import InfraError, WeightSyncError
 from rl.weights.attempt import Patience, together
 from rl.weights.faults import TransferError
-from rl.weights.report import AttemptFailed, describe
+from rl.weights.report import AttemptFailed, EndFailure, describe
 
 SHORT = Patience(late=0.02, abort=0.05, end=0.05)
 READERS = ("generation[0].0", "generation[1].0")
@@ -88,6 +88,23 @@ async def test_ends_that_all_obey_at_the_deadline_had_too_little_time() -> None:
     end, detail = describe(failure, READERS)
     assert (end, detail) == ("every end", "transfer did not end within 0.1 s")
     assert failure.is_late
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_late"),
+    [
+        (["deadline", "aborted"], True),
+        (["silent", "deadline", "peer lost"], True),
+        (["silent", "aborted"], True),
+        (["silent", "peer lost", "aborted"], False),  # lost by silence, long before any deadline
+        (["peer lost", "deadline"], True),
+        (["mismatch", "deadline"], False),
+        (["peer lost"], False),
+    ],
+)
+def test_a_failure_is_late_where_no_other_cause_is_known(kinds: list[Any], is_late: bool) -> None:
+    errors = [None if kind == "silent" else TransferError("x", kind) for kind in kinds]
+    assert AttemptFailed("transfer", [EndFailure("e", error) for error in errors]).is_late == is_late
 
 
 async def test_an_answer_that_comes_after_the_attempt_is_nobodys() -> None:

@@ -46,6 +46,24 @@ struct LinkGeometry {
 // Memory of a slot begins at a multiple of kSlotAlignment.
 inline constexpr int64_t kSlotAlignment = 4096;
 
+inline constexpr int32_t kMaxReaders = 1 << 14;
+inline constexpr int32_t kMaxSlots = 1 << 16;
+
+// What no link can be, before memory is made for it; all slots together stay within 62 bits.
+inline Status CheckGeometry(const LinkGeometry& geometry) {
+  if (geometry.num_slots < 2 || geometry.num_slots > kMaxSlots) {
+    return InvalidArgument("num_slots must be 2 to %d, got %d", kMaxSlots, geometry.num_slots);
+  }
+  if (geometry.num_readers < 1 || geometry.num_readers > kMaxReaders) {
+    return InvalidArgument("num_readers must be 1 to %d, got %d", kMaxReaders,
+                           geometry.num_readers);
+  }
+  const int64_t limit = (int64_t{1} << 62) / geometry.num_slots - kSlotAlignment;
+  if (geometry.slot_bytes >= 1 && geometry.slot_bytes <= limit) return OkStatus();
+  return InvalidArgument("slot_bytes must be 1 to %lld, got %lld", static_cast<long long>(limit),
+                         static_cast<long long>(geometry.slot_bytes));
+}
+
 class SendLink {
  public:
   virtual ~SendLink() = default;

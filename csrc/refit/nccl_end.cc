@@ -76,11 +76,7 @@ NcclEnd::~NcclEnd() {
 }
 
 Status NcclEnd::Init() {
-  if (geometry_.num_slots < 2 || geometry_.slot_bytes < 1 || geometry_.num_readers < 1) {
-    return InvalidArgument("link: want 2 slots, 1 byte and 1 reader at least, got %d, %lld and %d",
-                           geometry_.num_slots, static_cast<long long>(geometry_.slot_bytes),
-                           geometry_.num_readers);
-  }
+  if (Status status = CheckGeometry(geometry_); !status.ok()) return status;
   Status status = nccl::LoadApi(options_.library, &api_);
   const DeviceOps* ops = nullptr;
   if (status.ok()) status = LoadDeviceOps(options_.device_library, &ops);

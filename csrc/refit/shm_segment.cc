@@ -19,9 +19,7 @@ namespace {
 
 constexpr char kFolder[] = "/dev/shm/";
 constexpr uint64_t kMagic = 0x31304d4853444e54;  // "TNDSHM01"
-constexpr int32_t kMaxReaders = 1 << 14;
-constexpr int32_t kMaxSlots = 1 << 16;
-constexpr int kMaxTakeovers = 8;  // of a name that other starters fight for
+constexpr int kMaxTakeovers = 8;                 // of a name that other starters fight for
 constexpr int64_t kMiB = 1 << 20;
 
 int64_t RoundUp(int64_t value, int64_t multiple) {
@@ -66,22 +64,6 @@ Status CheckName(const std::string& name) {
   return Failure(StatusCode::kInvalidArgument,
                  "a segment's name has 1 to 200 characters and no slash, got \"%.100s\"",
                  name.c_str());
-}
-
-Status CheckGeometry(const LinkGeometry& geometry) {
-  if (geometry.num_slots < 2 || geometry.num_slots > kMaxSlots) {
-    return InvalidArgument("num_slots must be 2 to %d, got %d", kMaxSlots, geometry.num_slots);
-  }
-  if (geometry.num_readers < 1 || geometry.num_readers > kMaxReaders) {
-    return InvalidArgument("num_readers must be 1 to %d, got %d", kMaxReaders,
-                           geometry.num_readers);
-  }
-  const int64_t limit = (int64_t{1} << 62) / geometry.num_slots - kSlotAlignment;
-  if (geometry.slot_bytes < 1 || geometry.slot_bytes > limit) {
-    return InvalidArgument("slot_bytes must be 1 to %lld, got %lld", static_cast<long long>(limit),
-                           static_cast<long long>(geometry.slot_bytes));
-  }
-  return OkStatus();
 }
 
 bool LockByte(int file, int64_t byte) {

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cinttypes>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -31,11 +30,7 @@ bool WriteRest(Channel* channel) {
 }  // namespace
 
 Status CheckGeometry(const LinkGeometry& geometry, const TcpOptions& options) {
-  if (geometry.num_slots < 2 || geometry.num_readers < 1 || geometry.slot_bytes < 1) {
-    return InvalidArgument(
-        "tcp link: num_slots=%d (>= 2), num_readers=%d (>= 1), slot_bytes=%" PRId64 " (>= 1)",
-        geometry.num_slots, geometry.num_readers, geometry.slot_bytes);
-  }
+  if (Status status = tandem::CheckGeometry(geometry); !status.ok()) return status;
   if (!(options.silence_s >= kMinSilenceS && options.silence_s <= 86400)) {
     return InvalidArgument("tcp link: silence_s=%g, must be from %g to 86400", options.silence_s,
                            kMinSilenceS);

@@ -35,7 +35,7 @@ class RefitConfig(ConfigModel):
         description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512.",
     )
     num_buffers: int | None = operational(
-        None, ge=2, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."
+        None, ge=2, le=65536, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."
     )
     host: str | None = operational(
         None,

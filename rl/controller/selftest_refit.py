@@ -46,7 +46,8 @@ def send_tensors(transport: TransportName) -> str:
     source = [torch.randint(-100, 100, spec.shape, generator=generator).to(vars(torch)[spec.dtype]) for spec in SPECS]
     target = [torch.zeros_like(tensor) for tensor in source]
     plan = Plan.build(SPECS, BUCKET_BYTES)
-    options = LinkOptions(transport, NUM_SLOTS, num_readers=1, host="127.0.0.1" if transport == "tcp" else "")
+    host = "127.0.0.1" if transport == "tcp" else ""
+    options = LinkOptions(transport, NUM_SLOTS, num_readers=1, silence_s=TIMEOUT_S, host=host)
     with RunResources.create() as run:
         sender = NativeSender(plan, 0, run.shm_name("selftest-refit"), options)
         try:

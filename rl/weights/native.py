@@ -5,7 +5,7 @@ the driver. Calls release the GIL; tensors must be dense and stay alive during a
 and `close`, which may come from any thread and end a call that waits.
 
     plan = Plan.build(manifest, bucket_bytes=1 << 20)
-    sender = NativeSender(plan, 0, channel, LinkOptions("shm", num_slots=4, num_readers=1))
+    sender = NativeSender(plan, 0, channel, LinkOptions("shm", 4, num_readers=1, silence_s=20))
     sender.join(30); sender.begin(start); sender.send(0, tensors_of_all_buckets); digests = sender.finish().digests
 """
 
@@ -82,8 +82,8 @@ class LinkOptions:
         transport: Backend.
         num_slots: Buckets under way at once, at least 2.
         num_readers: Receivers of every sender.
-        digests: Off only to measure what they cost.
         silence_s: tcp: a peer that says nothing for so long is lost.
+        digests: Off only to measure what they cost.
         host: tcp senders: where to listen and be reached.
         port: tcp senders: 0 takes a free one.
         nccl_library: Path of libnccl.
@@ -96,8 +96,8 @@ class LinkOptions:
     transport: TransportName
     num_slots: int
     num_readers: int
+    silence_s: float
     digests: bool = True
-    silence_s: float = 20.0
     host: str = ""
     port: int = 0
     nccl_library: str = ""

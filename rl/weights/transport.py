@@ -39,17 +39,17 @@ class LinkSettings:
     """What both ends of a link must know beside the plan; a transport ignores what is not its own.
 
     Attributes:
+        silence_s: tcp: a peer that says nothing for so long is lost.
         digests: Off only to measure what they cost.
         host: tcp: the address at which roots listen and are reached; empty = each root's own on the default network.
-        silence_s: tcp: a peer that says nothing for so long is lost.
         nccl_library: nccl: path of libnccl; empty = where it is found.
         device_library: nccl: path of the library with the device's operations; empty = where it is found.
         nccl_dialect: nccl: how the group warms up.
     """
 
+    silence_s: float
     digests: bool = True
     host: str = ""
-    silence_s: float = 20.0
     nccl_library: str = ""
     device_library: str = ""
     nccl_dialect: Literal["broadcast", "allreduce"] = "broadcast"
@@ -66,8 +66,8 @@ class OpenRequest:
         num_slots: Buckets under way at once, at least 2.
         readers: Names of all readers in rank order, for messages ("generation[1].0" = rank 0 of replica 1).
         timeout_s: Deadline of `join`.
-        num_roots: Trainer ranks that send; 0 = all where the weights are sharded over them, else one.
         link: What the transport needs beside.
+        num_roots: Trainer ranks that send; 0 = all where the weights are sharded over them, else one.
         layout: What all readers of these links store; empty = whole tensors. Readers that store other parts have links
             of their own.
     """
@@ -78,8 +78,8 @@ class OpenRequest:
     num_slots: int
     readers: tuple[str, ...]
     timeout_s: float
+    link: LinkSettings
     num_roots: int = 0
-    link: LinkSettings = LinkSettings()
     layout: tuple[StoredTensor, ...] = ()
 
 
@@ -105,7 +105,7 @@ class TransferInfo:
     num_slots: int
     readers: tuple[str, ...]
     timeout_s: float
-    link: LinkSettings = LinkSettings()
+    link: LinkSettings
 
 
 @dataclass(frozen=True)

@@ -53,8 +53,8 @@ class ConnectedEnds:
             2,
             tuple(f"generation[{number}]" for number in range(len(receivers))),
             timeout_s,
+            LinkSettings(timeout_s, host="127.0.0.1"),
             num_roots,
-            LinkSettings(host="127.0.0.1"),
             layout,
         )
         self._pool = ThreadPoolExecutor(len(senders) + len(receivers))

@@ -60,7 +60,8 @@ class AskedRefit:
 
     async def open(self, request: OpenRequest) -> TransferInfo:
         self.told.append((request.transport, request.bucket_bytes, request.num_slots, request.link))
-        return TransferInfo(request.transport, ("a",), b"", "", request.num_slots, request.readers, request.timeout_s)
+        timeout_s, link = request.timeout_s, request.link
+        return TransferInfo(request.transport, ("a",), b"", "", request.num_slots, request.readers, timeout_s, link)
 
     async def join(self) -> None:
         pass

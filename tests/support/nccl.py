@@ -20,4 +20,4 @@ def strict_nccl() -> str:
 def nccl_link(dialect: Dialect = "broadcast") -> LinkSettings:
     """What both ends of a refit are told."""
     library = strict_nccl()
-    return LinkSettings(nccl_library=library, device_library=library, nccl_dialect=dialect)
+    return LinkSettings(20.0, nccl_library=library, device_library=library, nccl_dialect=dialect)

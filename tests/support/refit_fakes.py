@@ -112,6 +112,7 @@ class FakeSender:
             request.num_slots,
             request.readers,
             request.timeout_s,
+            request.link,
         )
 
     async def join(self) -> None:

@@ -286,9 +286,7 @@ def request_of(
     """A request for links of this host."""
     readers = tuple(f"generation[{number}]" for number in range(num_readers))
     name = channel or channel_name()
-    return OpenRequest(
-        transport, name, BUCKET_BYTES, 2, readers, timeout_s, 0, LinkSettings(host="127.0.0.1", silence_s=3.0)
-    )
+    return OpenRequest(transport, name, BUCKET_BYTES, 2, readers, timeout_s, LinkSettings(3.0, host="127.0.0.1"))
 
 
 def connect(sender: EndProcess, receivers: Sequence[EndProcess], request: OpenRequest) -> TransferInfo:

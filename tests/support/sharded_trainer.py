@@ -166,7 +166,7 @@ def _connect(
 ) -> None:
     readers = tuple(f"generation[{number}]" for number in range(size))
     request = OpenRequest(
-        "shm", channel, BUCKET_BYTES, 2, readers, TIMEOUT_S, num_roots, LinkSettings(host="127.0.0.1")
+        "shm", channel, BUCKET_BYTES, 2, readers, TIMEOUT_S, LinkSettings(TIMEOUT_S, host="127.0.0.1"), num_roots
     )
     planned: list[Any] = [sender.plan(request) if rank == 0 else None]
     torch.distributed.broadcast_object_list(planned)

@@ -177,7 +177,7 @@ def nccl_transfer(
     """Refit some tensors a few times between two ranks on one device; return the row."""
     plan = Plan.build([TensorSpec(f"t{i}", "bfloat16", shape) for i, shape in enumerate(shapes)], 1 << 24)
     unique_id = nccl_unique_id(nccl_library)
-    options = LinkOptions("nccl", 4, 1, nccl_library=nccl_library, device_library=device_library)
+    options = LinkOptions("nccl", 4, 1, TIMEOUT_S, nccl_library=nccl_library, device_library=device_library)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=context) as pool:
         ends: list[Future[tuple[list[int], float]]] = [

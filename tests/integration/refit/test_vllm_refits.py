@@ -19,7 +19,7 @@ from rl.weights.config import RefitConfig
 from rl.weights.sender import WeightSender
 from rl.weights.signature import first_deviation
 from rl.weights.sync import SyncReport, WeightSync
-from rl.weights.transport import OpenRequest, RefitStart
+from rl.weights.transport import LinkSettings, OpenRequest, RefitStart
 from tests.support.low_rank import Adapted
 from tests.support.refit_engine import EXACT, PROBE, PROMPT, RefitEngine
 from tests.support.refit_model import LocalSender
@@ -181,7 +181,7 @@ async def test_an_abort_ends_every_process_that_waits_for_a_silent_sender(engine
     sender = engine.trainer.handle
     await sender.manifest()
     readers = tuple(f"{receiver.replica}.{rank}" for rank in range(receiver.num_readers))
-    info = await sender.open(OpenRequest("shm", f"{engine.tag}-silent", 1 << 14, 2, readers, 30.0))
+    info = await sender.open(OpenRequest("shm", f"{engine.tag}-silent", 1 << 14, 2, readers, 30.0, LinkSettings(30.0)))
     await asyncio.gather(receiver.init(info, 0), sender.join())
     await engine.generator.pause("drain")
     engine.sync._epoch += 1

@@ -36,8 +36,8 @@ async def started(model: Path, num_workers: int, precision: str = "float32") -> 
 
 
 def request_of(tag: str, num_roots: int = 0) -> OpenRequest:
-    link = LinkSettings(host="127.0.0.1")
-    return OpenRequest("shm", f"{tag}-refit", 1 << 16, 2, ("generation[0]",), TIMEOUT_S, num_roots, link)
+    link = LinkSettings(TIMEOUT_S, host="127.0.0.1")
+    return OpenRequest("shm", f"{tag}-refit", 1 << 16, 2, ("generation[0]",), TIMEOUT_S, link, num_roots)
 
 
 async def receive(receiver: WeightReceiver, start: RefitStart) -> Received:

@@ -22,6 +22,7 @@ from rl.weights.refit_library import WIRE_DTYPES, WIRE_NAMES
 from rl.weights.transport import RefitStart, TensorSpec, TransportName
 
 TIMEOUT_S = 30.0
+SILENCE_S = 20.0
 KIB = 1 << 10
 TRANSPORTS: tuple[TransportName, ...] = ("shm", "tcp")
 SPECS = (
@@ -59,7 +60,7 @@ class Group:
     def __init__(self, plan: Plan, transport: TransportName, num_readers: int = 1, digests: bool = True) -> None:
         self.plan = plan
         host = "127.0.0.1" if transport == "tcp" else ""
-        options = LinkOptions(transport, num_slots=3, num_readers=num_readers, digests=digests, host=host)
+        options = LinkOptions(transport, 3, num_readers, SILENCE_S, digests=digests, host=host)
         channel = f"tandem-test-{os.getpid()}-{id(self)}"
         self.senders = [NativeSender(plan, root, f"{channel}-{root}", options) for root in range(plan.num_roots)]
         self.pool = ThreadPoolExecutor(plan.num_roots + num_readers)
@@ -339,7 +340,7 @@ def test_a_second_commit_is_refused(group: Group) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_ends_with_different_plans_never_begin(transport: TransportName) -> None:
-    options = LinkOptions(transport, num_slots=2, num_readers=1, host="127.0.0.1" if transport == "tcp" else "")
+    options = LinkOptions(transport, 2, 1, SILENCE_S, host="127.0.0.1" if transport == "tcp" else "")
     plans = [Plan.build(SPECS, size * KIB) for size in (4, 8)]
     sender = NativeSender(plans[0], 0, f"tandem-test-{os.getpid()}-plans", options)
 
@@ -386,7 +387,7 @@ def test_nothing_stays_in_shared_memory() -> None:
 
 
 def test_a_channel_that_somebody_holds_is_unavailable() -> None:
-    plan, options = Plan.build(SPECS, 8 * KIB), LinkOptions("shm", num_slots=3, num_readers=1)
+    plan, options = Plan.build(SPECS, 8 * KIB), LinkOptions("shm", 3, 1, SILENCE_S)
     with closing(NativeSender(plan, 0, f"tandem-test-{os.getpid()}-held", options)) as sender:
         fault = fault_of(lambda: NativeSender(plan, 0, sender.address, options))
     assert fault.kind == "unavailable"
@@ -394,14 +395,14 @@ def test_a_channel_that_somebody_holds_is_unavailable() -> None:
 
 
 def test_options_that_cannot_work_are_refused(group: Group) -> None:
-    fault = fault_of(lambda: NativeSender(group.plan, 0, "tandem-test-none", LinkOptions("shm", 1, 1)))
+    fault = fault_of(lambda: NativeSender(group.plan, 0, "tandem-test-none", LinkOptions("shm", 1, 1, SILENCE_S)))
     assert (fault.kind, "at least 2, got 1" in str(fault)) == ("invalid", True)
     with pytest.raises(WeightSyncError, match="2 addresses for 1 roots"):
-        NativeReceiver(group.plan, 0, ["a", "b"], LinkOptions("shm", 2, 1))
+        NativeReceiver(group.plan, 0, ["a", "b"], LinkOptions("shm", 2, 1, SILENCE_S))
 
 
 @pytest.mark.parametrize(("text", "words"), [("QUJD", "128 bytes, 'QUJD' has 3"), ("no id", "'no id' is no NCCL id")])
 def test_an_nccl_id_of_another_length_is_refused_before_the_library_reads_it(text: str, words: str) -> None:
     plan = Plan.build([TensorSpec("t", "float32", (3,))], 4096)
     with pytest.raises(WeightSyncError, match=words):
-        NativeReceiver(plan, 0, [text], LinkOptions("nccl", 2, 1))
+        NativeReceiver(plan, 0, [text], LinkOptions("nccl", 2, 1, SILENCE_S))

@@ -267,7 +267,7 @@ def test_old_epochs_closed_senders_and_foreign_plans_are_refused() -> None:
         ends.refit(1)
         with pytest.raises(WeightSyncError, match=r"epoch 1 of version 2 is old; 1 was the last"):
             sender.send(RefitStart(1, 2, 1.0))
-        request = OpenRequest("shm", "tdm-test-never", 4096, 2, ("g[0]",), 1.0)
+        request = OpenRequest("shm", "tdm-test-never", 4096, 2, ("g[0]",), 1.0, LinkSettings(1.0))
         blob, digest = WeightSender(LocalSource(lambda: {"embed": torch.ones(2)})).plan(request)
         with pytest.raises(
             WeightSyncError, match=r"tensor 0: expected 'embed' float32\[2\], got 'embed' float32\[90, 40"
@@ -295,7 +295,7 @@ def test_signatures_are_those_of_the_tensors_as_they_travel() -> None:
 @pytest.mark.parametrize("host", ["192.0.2.1", "::", "no-such-host.invalid"])
 def test_an_address_at_which_the_trainer_cannot_listen_is_named_by_its_key(host: str) -> None:
     sender = WeightSender(LocalSource(lambda: {"w": torch.ones(3)}))
-    request = OpenRequest("tcp", "", 1 << 16, 2, ("generation[0].0",), 5.0, link=LinkSettings(host=host))
+    request = OpenRequest("tcp", "", 1 << 16, 2, ("generation[0].0",), 5.0, LinkSettings(5.0, host=host))
     with pytest.raises(TransferError, match=f"^policy.generation.refit_cfg.host={host}: .*{host}") as caught:
         sender.open(*sender.plan(request), request)
     assert caught.value.kind in ("unavailable", "invalid")

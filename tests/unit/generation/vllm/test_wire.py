@@ -28,7 +28,7 @@ INFO = TransferInfo(
     num_slots=3,
     readers=("generation[0].0", "generation[0].1"),
     timeout_s=12.5,
-    link=LinkSettings(digests=False, host="::1"),
+    link=LinkSettings(7.5, digests=False, host="::1"),
 )
 
 

@@ -87,6 +87,19 @@ async def test_tokens_and_logprobs_equal_the_trainers_after_each_of_five_refits(
         assert before != (await engine.sample(**GREEDY)).logprobs
 
 
+async def test_an_engine_that_slept_before_each_refit_computes_with_the_new_weights(engine: Engine) -> None:
+    async def wake_caches() -> None:
+        assert await engine.generator.wake(("kv_cache",)) == 0
+
+    for _ in range(3):
+        assert await engine.generator.sleep() == 0
+        waiting = asyncio.ensure_future(engine.sample(**GREEDY))
+        assert await engine.generator.wake(("weights",)) == 0
+        await engine.publish(before_resume=wake_caches)
+        assert {span.version for span in (await waiting).version_spans} == {engine.version}
+        await engine.assert_equal_to_trainer()
+
+
 async def test_every_tensor_shows_itself_through_its_layer(engine: Engine) -> None:
     await engine.publish()
     expected = await engine.trainer.handle.signatures()

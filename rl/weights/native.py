@@ -339,7 +339,7 @@ class NativeSender(_End):
         super().__init__("sender", plan, root, options)
         ids = options.unique_ids or ((address,) * plan.num_roots if options.transport == "nccl" else ())
         place = options.host or address if options.transport == "tcp" else address
-        record = _link(options, [place], ids)
+        record = _link(options, [place], _one_per_root(ids, plan))
         record.root = root
         self._open(record)
         if options.transport == "nccl":
@@ -373,7 +373,7 @@ class NativeReceiver(_End):
         if len(addresses) != plan.num_roots:
             raise WeightSyncError(f"{len(addresses)} addresses for {plan.num_roots} roots")
         ids = options.unique_ids or (tuple(addresses) if options.transport == "nccl" else ())
-        record = _link(options, addresses, ids)
+        record = _link(options, addresses, _one_per_root(ids, plan))
         record.reader = reader
         self._open(record)
 
@@ -436,6 +436,13 @@ def _little_endian(digests: "ctypes.Array[ctypes.c_uint64]", count: int) -> byte
     if sys.byteorder == "little":
         return bytes(memoryview(digests).cast("B")[: DIGEST_BYTES * count])
     return b"".join(value.to_bytes(DIGEST_BYTES, "little") for value in digests[:count])
+
+
+def _one_per_root(ids: Sequence[str], plan: Plan) -> Sequence[str]:
+    """The library looks up each root's; fewer would have it read beyond."""
+    if ids and len(ids) != plan.num_roots:
+        raise WeightSyncError(f"{len(ids)} NCCL ids for {plan.num_roots} roots")
+    return ids
 
 
 def _id_bytes(text: str) -> bytes:

@@ -1,5 +1,6 @@
 """The native transfer as Python sees it: plans, both ends over real links, errors that say who and where."""
 
+import base64
 import math
 import os
 import pickle
@@ -406,3 +407,14 @@ def test_an_nccl_id_of_another_length_is_refused_before_the_library_reads_it(tex
     plan = Plan.build([TensorSpec("t", "float32", (3,))], 4096)
     with pytest.raises(WeightSyncError, match=words):
         NativeReceiver(plan, 0, [text], LinkOptions("nccl", 2, 1, SILENCE_S))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_nccl_ids_for_another_number_of_roots_are_refused_before_the_library_reads_them(count: int) -> None:
+    plan = Plan.build(SPECS, 8 * KIB, num_roots=2)
+    ids = tuple(base64.b64encode(bytes(128)).decode() for _ in range(count))
+    options = LinkOptions("nccl", 2, 1, SILENCE_S, unique_ids=ids)
+    with pytest.raises(WeightSyncError, match=f"{count} NCCL ids for 2 roots"):
+        NativeSender(plan, 0, "", options)
+    with pytest.raises(WeightSyncError, match=f"{count} NCCL ids for 2 roots"):
+        NativeReceiver(plan, 0, ["", ""], options)

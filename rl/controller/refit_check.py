@@ -139,7 +139,7 @@ class RefitCheck:
         try:
             return {server.replica: await server.score(self._settings.tokens)}
         except InfraError as error:
-            _log.error("server %s did not score the probe: %s", server.replica, error)
+            _log.error("%s did not score the probe: %s", server.replica, error)
             return {}
 
     def _gap(self, version: PolicyVersion, own: torch.Tensor, values: torch.Tensor) -> float:

@@ -309,7 +309,8 @@ async def connect_servers(config: MasterConfig) -> list[Server]:
     # By path: most runs have no server, and need no HTTP client.
     receiver = cast(ConnectsServers, import_object("rl.generation.vllm.http_receiver:HttpReceiver"))
     keeps_caches = not refit.recompute_kv_cache_after_weight_updates
-    timeout_s, key = config.cluster.call_timeout_s, "policy.generation.refit_cfg.servers"
+    # One that hangs is found out within the refit in which it does, and dropped.
+    timeout_s, key = min(config.cluster.call_timeout_s, refit.timeout_s), "policy.generation.refit_cfg.servers"
     try:
         return [await receiver.connect(url, timeout_s, keeps_caches) for url in refit.servers]
     except InfraError as error:

@@ -32,6 +32,7 @@ class RefitConfig(ConfigModel):
     bucket_mib: float | None = operational(
         None,
         ge=0.001,
+        le=1048576,
         description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512.",
     )
     num_buffers: int | None = operational(

@@ -115,7 +115,7 @@ class Fleet:
         for server in self._servers:
             if server.replica == name:
                 self._servers.remove(server)
-                _log.error("server %s is refitted no more: %s", name, reason)
+                _log.error("%s is refitted no more: %s", name, reason)
                 return True
         known = any(handle.replica == name for handle in self._generator.weight_receivers())
         if not known or self._generator.num_replicas <= self._min_replicas:

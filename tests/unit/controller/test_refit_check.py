@@ -118,7 +118,7 @@ async def test_a_server_that_is_gone_does_not_end_the_run_and_one_that_is_there_
     right = Model().score(TOKENS)
     check = check_of([right])
     servers = check._parts.weight_sync.servers
-    servers.append(cast(Any, Remote("http://gone:1", InfraError("http://gone:1 cannot be reached"))))
+    servers.append(cast(Any, Remote("server http://gone:1", InfraError("http://gone:1 cannot be reached"))))
     assert (await probed(check, report(0)))["probe_gap"] < 1e-6
     assert "server http://gone:1 did not score the probe: http://gone:1 cannot be reached" in caplog.text
     servers.append(cast(Any, Remote("http://here:1", Model(1).score(TOKENS))))

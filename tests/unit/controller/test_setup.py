@@ -118,7 +118,8 @@ async def test_servers_that_others_started_are_asked_before_the_first_refit(
     section = "policy.generation.refit_cfg"
     config = load(tmp_path, f"{section}.servers=['http://localhost:1', 'http://localhost:2']")
     assert await connect_servers(config) == ["http://localhost:1", "http://localhost:2"]
-    timeout_s = config.cluster.call_timeout_s
+    timeout_s = config.policy.generation.refit_cfg.timeout_s
+    assert timeout_s < config.cluster.call_timeout_s
     assert asked == [("http://localhost:1", timeout_s, False), ("http://localhost:2", timeout_s, False)]
 
 
@@ -129,6 +130,16 @@ async def test_a_server_that_is_not_there_is_named_with_its_key(tmp_path: Path) 
         config = load(tmp_path, f"policy.generation.refit_cfg.servers=['{url}']")
         with pytest.raises(InfraError, match=f"^policy.generation.refit_cfg.servers: server {url} .*cannot be reached"):
             await connect_servers(config)
+
+
+async def test_a_server_that_never_answers_has_the_deadline_of_a_refit(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        section = "policy.generation.refit_cfg"
+        config = load(tmp_path, f"{section}.servers=['{url}']", f"{section}.timeout_s=0.5")
+        async with asyncio.timeout(20):
+            with pytest.raises(InfraError, match=f"server {url} failed at the first call: no answer in time"):
+                await connect_servers(config)
 
 
 @pytest.mark.parametrize(("gpus", "impl", "refused"), [(0, "native", False), (2, "native", True), (2, "torch", False)])

@@ -72,10 +72,12 @@ def test_a_bucket_too_small_for_a_piece_is_refused_at_once() -> None:
     assert RefitConfig(bucket_mib=0.001).bucket_bytes_for("shm") >= 1024
 
 
-@pytest.mark.parametrize("count", [1, 65537])
-def test_a_number_of_buffers_that_no_link_has_is_refused_by_its_key(count: int) -> None:
-    with pytest.raises(ValidationError, match="num_buffers"):
-        RefitConfig(num_buffers=count)
+@pytest.mark.parametrize(
+    ("key", "value"), [("num_buffers", 1), ("num_buffers", 65537), ("bucket_mib", 1e13), ("bucket_mib", float("inf"))]
+)
+def test_sizes_that_no_link_has_are_refused_by_their_key(key: str, value: float) -> None:
+    with pytest.raises(ValidationError, match=key):
+        RefitConfig.model_validate({key: value})
 
 
 def test_the_probe_is_rarer_on_gpus_and_as_strict_as_the_precision_allows() -> None:

@@ -4,13 +4,11 @@ It says where parts lie and moves none. What torch.distributed spreads over a me
 rank, as long as no axis is cut so that a rank gets rows from several places; that is refused.
 """
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -23,6 +21,10 @@ class Box:
 
     start: tuple[int, ...]
     shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """For messages."""
+        return f"{list(self.shape)} at {list(self.start)}"
 
     @property
     def numel(self) -> int:
@@ -51,39 +53,50 @@ def boxes_along(shape: Sequence[int], dim: int, extents: Sequence[int]) -> tuple
     return tuple(boxes)
 
 
-@functools.cache  # the layers of a model have few shapes, and every refit asks for all of them
-def boxes_on(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Any, ...]) -> tuple[Box, ...]:
-    """Return the box of each rank of a mesh that has the ranks 0, 1, ...; copies have the same box.
+def box_of(
+    shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...], placements: Sequence[Any]
+) -> Box:
+    """Return the box of one rank of a mesh.
 
     Args:
         shape: Of the whole tensor.
-        mesh: Its ranks.
+        mesh_shape: Of the mesh.
+        coordinate: Of the rank in it.
         placements: How each axis of the mesh spreads the tensor.
 
     Raises:
         WeightSyncError: a kind of placement that is no box on every rank.
     """
-    ranks: list[int] = mesh.mesh.flatten().tolist()
-    boxes: dict[int, Box] = {}
-    for position, rank in enumerate(ranks):
-        axes = [[range(extent)] for extent in shape]
-        for number, placement in enumerate(placements):
-            if isinstance(placement, Replicate):
-                continue
-            if not isinstance(placement, Shard | _StridedShard):
-                raise WeightSyncError(f"it is spread by {placement}; a refit carries shards and copies")
-            size = mesh.size(number)
-            index = position // math.prod(mesh.shape[number + 1 :]) % size
-            axis = placement.dim % len(shape)
-            axes[axis] = _part(axes[axis], size, index, _split_factor(placement))
-        if any(len(pieces) != 1 for pieces in axes):
-            raise WeightSyncError(
-                f"rank {rank} has rows of its {list(shape)} from several places, as {placements} spread it over "
-                f"{tuple(mesh.shape)} ranks; a refit carries one box of each rank"
-            )
-        found = [pieces[0] for pieces in axes]
-        boxes[rank] = Box(tuple(piece.start for piece in found), tuple(len(piece) for piece in found))
-    return tuple(boxes[rank] for rank in sorted(boxes))
+    axes = [[range(extent)] for extent in shape]
+    for size, index, placement in zip(mesh_shape, coordinate, placements, strict=True):
+        if isinstance(placement, Replicate):
+            continue
+        if not isinstance(placement, Shard | _StridedShard):
+            raise WeightSyncError(f"it is spread by {placement}; a refit carries shards and copies")
+        axis = placement.dim % len(shape)
+        axes[axis] = _part(axes[axis], size, index, _split_factor(placement))
+    if any(len(pieces) != 1 for pieces in axes):
+        raise WeightSyncError(
+            f"the rank at {coordinate} has rows of its {list(shape)} from several places, as {tuple(placements)} "
+            f"spread it over {mesh_shape} ranks; a refit carries one box of each rank"
+        )
+    found = [pieces[0] for pieces in axes]
+    return Box(tuple(piece.start for piece in found), tuple(len(piece) for piece in found))
+
+
+def read_boxes(numbers: Sequence[int], ranks: Sequence[int]) -> list[Box]:
+    """Read boxes that were written one after the other, start and shape of each.
+
+    Args:
+        numbers: As they were written.
+        ranks: How many axes each box has.
+    """
+    boxes, begin = [], 0
+    for rank in ranks:
+        start, shape = numbers[begin : begin + rank], numbers[begin + rank : begin + 2 * rank]
+        boxes.append(Box(tuple(start), tuple(shape)))
+        begin += 2 * rank
+    return boxes
 
 
 def sent_boxes(boxes: Sequence[Box]) -> tuple[Box | None, ...]:

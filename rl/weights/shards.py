@@ -4,13 +4,15 @@ All parts of one request cross in one message per rank, already in their wire dt
 them. It holds whole only what was asked for; whoever asks goes bucket by bucket. Kinds of parts:
 
     Tensor     every rank has it whole
-    DTensor    of torch.distributed: FSDP2, tensor parallelism, or both, on a mesh of all ranks
+    DTensor    of torch.distributed: FSDP2, tensor parallelism, or both
     Part       a plain tensor that is this rank's slice along one axis
 
 The ranks meet in a group of this source's own: a refit that fails leaves the trainer's groups as they were, and the
-next set of links has a new one, since a group in which a rank was late is of no more use.
+next set of links has a new one, since a group in which a rank was late is of no more use. There they tell each other
+once which box of each tensor they have, so that no layout of the ranks needs to be known here.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +25,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from rl.core.errors import WeightSyncError, first_line
-from rl.weights.boxes import Box, boxes_along, boxes_on, sent_boxes
+from rl.weights.boxes import Box, box_of, boxes_along, read_boxes, sent_boxes
 from rl.weights.manifest import spec_of, torch_dtype
 from rl.weights.source import check_agreed
 from rl.weights.transport import TensorSpec
@@ -47,6 +49,20 @@ class Part:
     local: Tensor
     dim: int
     extents: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the whole tensor."""
+        return tuple(sum(self.extents) if axis == self.dim else n for axis, n in enumerate(self.local.shape))
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What this rank has of a tensor."""
+
+    local: Tensor
+    shape: tuple[int, ...]
+    box: Box
 
 
 @dataclass(frozen=True)
@@ -84,7 +100,9 @@ class ShardedSource:
         self._group: c10d.ProcessGroup | None = None
         self._dtype = dtype
         self._agreed: tuple[TensorSpec, ...] | None = None
-        self._parts: list[Tensor | _Spread] = []
+        self._parts: list[_Held] = []
+        self._own: list[Box] = []  # as the others know them
+        self._sent: list[tuple[Box | None, ...] | None] = []  # by tensor and rank; None where every rank has it whole
         self._device = torch.device("cpu")
         self._deadline = 0.0
 
@@ -101,13 +119,14 @@ class ShardedSource:
     def manifest(self) -> tuple[TensorSpec, ...]:
         """Return the whole tensors in wire order; no collective."""
         parts = self._named()
-        self._device = next((_own(part).device for part in parts.values()), self._device)
+        self._device = next((part.local.device for part in parts.values()), self._device)
         self._agreed = self._specs(parts)
         return self._agreed
 
     def connect(self, name: str, timeout_s: float) -> None:
         """Meet the other ranks in a new group; see `WeightSource.connect`."""
         self.leave()
+        self._own, self._sent = [], []
         try:
             self._group = self._make_group(name, timeout_s)
         except RuntimeError as error:
@@ -118,6 +137,12 @@ class ShardedSource:
         self._deadline = time.monotonic() + timeout_s
         parts = self._named()
         check_agreed(self._agreed, self._specs(parts))
+        for index, (name, part) in enumerate(parts.items()):
+            if self._own and part.box != self._own[index]:
+                raise WeightSyncError(
+                    f"trainer rank {self._rank} of {self._size} has {part.box} of '{name}', but {self._own[index]} "
+                    "when it met the others; open the links again"
+                )
         self._parts = list(parts.values())
 
     def agree(self, is_well: bool) -> bool:
@@ -131,8 +156,9 @@ class ShardedSource:
     def tensors(self, indices: Sequence[int], root: int | None = None) -> list[Tensor]:
         """Return whole tensors in their wire dtype; a collective, see `WeightSource.tensors`."""
         assert self._agreed is not None
-        specs = [self._agreed[index] for index in indices]
-        found = [self._prepared(self._parts[index], spec) for index, spec in zip(indices, specs, strict=True)]
+        if not self._own:
+            self._tell_boxes()
+        found = [self._prepared(index, self._agreed[index]) for index in indices]
         spread = [part for part in found if isinstance(part, _Spread)]
         gathered = iter(self._gathered(spread, root) if spread else ())
         if root not in (None, self._rank):
@@ -147,46 +173,64 @@ class ShardedSource:
         """Drop the group, which closes its connections; see `WeightSource.leave`."""
         self._group = None
 
-    def _named(self) -> dict[str, Tensor | _Spread]:
-        named: dict[str, Tensor | _Spread] = {}
+    def _named(self) -> dict[str, _Held]:
+        named: dict[str, _Held] = {}
         seen: set[object] = set()
         for name, part in self._named_parts().items():
             place = _place(part)
             if place not in seen:  # a tied weight travels once
-                named[name] = self._spread(name, part)
+                named[name] = self._held(name, part)
             seen.add(place)
         return named
 
-    def _spread(self, name: str, part: Tensor | Part) -> Tensor | _Spread:
-        """Where the parts of all ranks lie; a tensor that each of them has whole stays one."""
-        local = _local(part)
+    def _held(self, name: str, part: Tensor | Part) -> _Held:
+        local, shape = _local(part), tuple(part.shape) if isinstance(part, Tensor) else part.shape
+        box = Box((0,) * len(shape), shape)
         if isinstance(part, DTensor):
-            shape = tuple(part.shape)
-            boxes = _boxes_on(name, shape, part)
+            box = _box_in_mesh(name, part)
         elif isinstance(part, Part):
-            shape = tuple(sum(part.extents) if axis == part.dim else n for axis, n in enumerate(local.shape))
-            boxes = boxes_along(shape, part.dim, part.extents)
-        else:
-            return part
-        if len(boxes) != self._size:
-            raise WeightSyncError(
-                f"'{name}' is spread over {len(boxes)} ranks, the trainer has {self._size}; a refit needs all of them"
-            )
-        if tuple(local.shape) != boxes[self._rank].shape:
+            if len(part.extents) != self._size:
+                raise WeightSyncError(f"'{name}' has extents for {len(part.extents)} ranks, the trainer {self._size}")
+            box = boxes_along(shape, part.dim, part.extents)[self._rank]
+        if tuple(local.shape) != box.shape:
             raise WeightSyncError(
                 f"rank {self._rank} of {self._size} has a part of shape {list(local.shape)} of '{name}' {list(shape)}; "
-                f"as it is spread it should have {list(boxes[self._rank].shape)}"
+                f"as it is spread it should have {list(box.shape)}"
             )
-        return local if all(box.shape == shape for box in boxes) else _Spread(local, shape, sent_boxes(boxes))
+        return _Held(local, shape, box)
 
-    def _specs(self, parts: Mapping[str, Tensor | _Spread]) -> tuple[TensorSpec, ...]:
-        return tuple(spec_of(name, _own(part), tuple(part.shape), self._dtype) for name, part in parts.items())
+    def _specs(self, parts: Mapping[str, _Held]) -> tuple[TensorSpec, ...]:
+        return tuple(spec_of(name, part.local, part.shape, self._dtype) for name, part in parts.items())
 
-    def _prepared(self, part: Tensor | _Spread, spec: TensorSpec) -> Tensor | _Spread:
+    def _tell_boxes(self) -> None:
+        """Let every rank know the boxes of all: a collective, once for a set of links.
+
+        Raises:
+            WeightSyncError: together they are not the whole tensor; names it. The same on every rank.
+        """
+        assert self._agreed is not None
+        own = [part.box for part in self._parts]
+        numbers = torch.tensor([n for box in own for n in (*box.start, *box.shape)], dtype=torch.int64)
+        tables = self._exchange(numbers.to(self._device), None)
+        of_ranks = [read_boxes(table.tolist(), [len(spec.shape) for spec in self._agreed]) for table in tables]
+        sent: list[tuple[Box | None, ...] | None] = []
+        for spec, boxes in zip(self._agreed, zip(*of_ranks, strict=True), strict=True):
+            found = sent_boxes(boxes)
+            covered = sum(box.numel for box in found if box is not None)
+            if covered != math.prod(spec.shape):
+                raise WeightSyncError(
+                    f"the parts of all ranks have {covered} numbers of '{spec.name}' {list(spec.shape)}, not "
+                    f"{math.prod(spec.shape)}: {', '.join(map(str, boxes))}"
+                )
+            sent.append(None if all(box.shape == spec.shape for box in boxes) else found)
+        self._own, self._sent = own, sent
+
+    def _prepared(self, index: int, spec: TensorSpec) -> Tensor | _Spread:
         """The part in its wire dtype; a whole tensor as it is."""
-        if isinstance(part, _Spread):
-            return _Spread(part.local.detach().to(torch_dtype(spec)), part.shape, part.sent)
-        return part.detach().contiguous()
+        part, sent = self._parts[index], self._sent[index]
+        if sent is None:
+            return part.local.detach().contiguous()
+        return _Spread(part.local.detach().to(torch_dtype(spec)), part.shape, sent)
 
     def _gathered(self, parts: Sequence[_Spread], root: int | None) -> list[Tensor]:
         """One message of every rank, each as long as the longest; whoever receives it cuts it up."""
@@ -258,15 +302,17 @@ def _local(part: Tensor | Part) -> Tensor:
     return part
 
 
-def _boxes_on(name: str, shape: tuple[int, ...], part: DTensor) -> tuple[Box, ...]:
+def _box_in_mesh(name: str, part: DTensor) -> Box:
+    mesh = part.device_mesh
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise WeightSyncError(
+            f"'{name}' lies on ranks {mesh.mesh.tolist()} and not here; a refit needs it on every rank"
+        )
     try:
-        return boxes_on(shape, part.device_mesh, tuple(part.placements))
+        return box_of(tuple(part.shape), tuple(mesh.shape), tuple(coordinate), part.placements)
     except WeightSyncError as error:
         raise WeightSyncError(f"'{name}' cannot be sent: {error}") from error
-
-
-def _own(part: Tensor | _Spread) -> Tensor:
-    return part.local if isinstance(part, _Spread) else part
 
 
 def _offsets(parts: Sequence[_Spread], rank: int) -> list[int]:

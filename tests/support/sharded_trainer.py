@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from rl.core.errors import WeightSyncError
 from rl.weights.boxes import chunks
@@ -56,6 +57,10 @@ def shards_of(kind: str, module: Stack, rank: int, size: int) -> dict[str, Any]:
         for layer in module.layers:
             fully_shard(layer, mesh=mesh)
         return dict(fully_shard(module, mesh=mesh).named_parameters())
+    if kind == "fsdp and tp":  # what is not split by the second lies on a part of the mesh alone
+        grid = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
+        parallelize_module(module, grid["tp"], {"layers.0": ColwiseParallel(), "layers.1": RowwiseParallel()})
+        return dict(fully_shard(module, mesh=grid["dp"]).named_parameters())
     found: dict[str, Any] = {}
     if kind == "grid":
         grid = init_device_mesh("cpu", (size // 2, 2))

@@ -32,7 +32,7 @@ def run(world_size: int, kind: str, num_roots: int, dtype: str, width: int, num_
         (3, "plain", 0, "bfloat16"),
         (3, "fsdp", 2, "float32"),
         (2, "grid", 0, "float32"),
-        (4, "grid", 2, "bfloat16"),
+        (4, "fsdp and tp", 2, "bfloat16"),
     ],
 )
 def test_shards_of_every_kind_arrive_whole_at_every_reader(

@@ -1,23 +1,16 @@
 """Boxes are where torch.distributed puts the parts of a tensor, and what has no box on every rank is refused."""
 
 import itertools
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from rl.core.errors import WeightSyncError
-from rl.weights.boxes import Box, boxes_along, boxes_on, chunks, sent_boxes
-
-
-def mesh_of(shape: Sequence[int]) -> DeviceMesh:
-    """A mesh without processes: places alone."""
-    return DeviceMesh("cpu", torch.arange(torch.Size(shape).numel()).reshape(*shape), _init_backend=False, _rank=0)
+from rl.weights.boxes import Box, box_of, boxes_along, chunks, read_boxes, sent_boxes
 
 
 def test_chunks_are_those_of_torch() -> None:
@@ -33,11 +26,9 @@ def test_chunks_are_those_of_torch() -> None:
 def test_boxes_are_those_of_torch_for_every_mix_of_shards_and_copies(
     shape: tuple[int, ...], mesh_shape: tuple[int, ...]
 ) -> None:
-    mesh = mesh_of(mesh_shape)
-    coordinates = list(itertools.product(*map(range, mesh_shape)))
     for placements in itertools.product([Replicate(), Shard(0), Shard(1)], repeat=len(mesh_shape)):
-        boxes = boxes_on(shape, mesh, placements)
-        for box, coordinate in zip(boxes, coordinates, strict=True):
+        for coordinate in itertools.product(*map(range, mesh_shape)):
+            box = box_of(shape, mesh_shape, coordinate, placements)
             extents, start = _compute_local_shape_and_global_offset(shape, mesh_shape, list(coordinate), placements)
             assert box.shape == extents
             assert box.numel == 0 or box.start == start
@@ -46,19 +37,19 @@ def test_boxes_are_those_of_torch_for_every_mix_of_shards_and_copies(
 @pytest.mark.parametrize(("rows", "mesh_shape"), [(12, (2, 2)), (24, (4, 2)), (16, (2, 4))])
 def test_what_tensor_parallelism_cut_before_is_a_box_too(rows: int, mesh_shape: tuple[int, int]) -> None:
     placements: tuple[Any, ...] = (_StridedShard(0, split_factor=mesh_shape[1]), Shard(0))
-    boxes = boxes_on((rows, 3), mesh_of(mesh_shape), placements)
-    for box, coordinate in zip(boxes, itertools.product(*map(range, mesh_shape)), strict=True):
+    coordinates = list(itertools.product(*map(range, mesh_shape)))
+    boxes = [box_of((rows, 3), mesh_shape, coordinate, placements) for coordinate in coordinates]
+    for box, coordinate in zip(boxes, coordinates, strict=True):
         expected = _compute_local_shape_and_global_offset((rows, 3), mesh_shape, list(coordinate), placements)
         assert (box.shape, box.start) == expected
     assert sorted(box.start[0] for box in boxes) == list(range(0, rows, rows // len(boxes)))
 
 
 def test_rows_from_several_places_and_partial_sums_are_refused() -> None:
-    mesh = mesh_of((2, 2))
-    with pytest.raises(WeightSyncError, match=r"rank 0 has rows of its \[8, 3\] from several places"):
-        boxes_on((8, 3), mesh, (_StridedShard(0, split_factor=2), Replicate()))
+    with pytest.raises(WeightSyncError, match=r"the rank at \(0, 0\) has rows of its \[8, 3\] from several places"):
+        box_of((8, 3), (2, 2), (0, 0), (_StridedShard(0, split_factor=2), Replicate()))
     with pytest.raises(WeightSyncError, match=r"it is spread by P.*; a refit carries shards and copies"):
-        boxes_on((8, 3), mesh, (Partial(), Replicate()))
+        box_of((8, 3), (2, 2), (0, 0), (Partial(), Replicate()))
 
 
 def test_slices_along_an_axis_follow_each_other() -> None:
@@ -68,3 +59,10 @@ def test_slices_along_an_axis_follow_each_other() -> None:
 def test_a_copy_and_nothing_are_not_sent() -> None:
     rows = [Box((0, 0), (2, 3)), Box((2, 0), (0, 3)), Box((2, 0), (1, 3))]
     assert sent_boxes([*rows, *rows]) == (rows[0], None, rows[2], None, None, None)
+
+
+def test_boxes_survive_being_written_as_numbers() -> None:
+    boxes = [Box((), ()), Box((1, 2), (3, 4)), Box((5,), (0,))]
+    numbers = [number for box in boxes for number in (*box.start, *box.shape)]
+    assert read_boxes(numbers, [0, 2, 1]) == boxes
+    assert str(boxes[1]) == "[3, 4] at [1, 2]"

@@ -127,6 +127,45 @@ def test_a_rank_that_stays_away_is_an_error_within_the_deadline_of_the_refit() -
     assert "another rank has died, hangs or gave up" in in_threads(2, gather)[0]
 
 
+def test_parts_that_are_not_the_whole_tensor_together_are_an_error_on_every_rank() -> None:
+    def gather(rank: int, make_group: MakeGroup) -> str:
+        extents = ((2, 2), (1, 3))[rank]
+        source = ShardedSource(lambda: {"w": Part(torch.ones(extents[rank], 3), 0, extents)}, rank, 2, make_group)
+        source.manifest()
+        source.connect("links-1", 30.0)
+        source.begin(30.0)
+        with pytest.raises(WeightSyncError) as caught:
+            source.tensors([0], root=0)
+        return str(caught.value)
+
+    text = "the parts of all ranks have 15 numbers of 'w' [4, 3], not 12: [2, 3] at [0, 0], [3, 3] at [1, 0]"
+    assert in_threads(2, gather) == [text] * 2
+
+
+def test_a_rank_that_spreads_otherwise_than_when_it_met_the_others_needs_new_links() -> None:
+    def gather(rank: int, make_group: MakeGroup) -> list[Tensor]:
+        extents = [(2, 2)]
+        whole = torch.arange(12.0).reshape(4, 3)
+
+        def part() -> Part:
+            return Part(whole.split(extents[0])[rank], 0, extents[0])
+
+        source = ShardedSource(lambda: {"w": part()}, rank, 2, make_group)
+        source.manifest()
+        source.connect("links-1", 30.0)
+        source.begin(30.0)
+        assert torch.equal(source.tensors([0])[0], whole)
+        extents[0] = (1, 3)
+        with pytest.raises(WeightSyncError, match=r"of 'w', but \[2, 3\] at .* when it met the others"):
+            source.begin(30.0)
+        source.connect("links-2", 30.0)
+        source.begin(30.0)
+        return source.tensors([0])
+
+    for (found,) in in_threads(2, gather):
+        assert torch.equal(found, torch.arange(12.0).reshape(4, 3))
+
+
 def test_a_part_of_the_wrong_size_and_changed_tensors_are_named() -> None:
     def try_both(rank: int, make_group: MakeGroup) -> None:
         parts: dict[str, Tensor | Part] = {"w": Part(torch.ones(2, 3), 0, (2, 2))}

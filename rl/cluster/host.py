@@ -157,7 +157,7 @@ def death_notice(report: str) -> str:
     text = " ".join(report.split())
     detail = text.rpartition("Worker exit detail: ")[2]
     seen, has_causes, _ = detail.partition(" Some common causes include")
-    return f"{seen} It was killed, perhaps by the kernel for want of memory, or crashed." if has_causes else seen
+    return f"{seen} It was killed, perhaps by the kernel for want of memory, or crashed" if has_causes else seen
 
 
 def memory_shortage(report: str, largest: int = 3) -> str:

@@ -57,8 +57,10 @@ def test_a_death_is_told_in_one_line():
         "Worker unexpectedly exits with a connection error code 2. End of file. Some common causes include: (1) the "
         "process was killed by the OOM killer due to high memory usage, (2) ray stop --force was called"
     )
-    told = "Worker unexpectedly exits with a connection error code 2. End of file. It was killed, perhaps by the kernel"
-    assert death_notice(report).startswith(told)
+    assert death_notice(report) == (
+        "Worker unexpectedly exits with a connection error code 2. End of file. "
+        "It was killed, perhaps by the kernel for want of memory, or crashed"
+    )
     assert death_notice("The actor is dead because\nit was killed by `ray.kill`.") == (
         "The actor is dead because it was killed by `ray.kill`."
     )

@@ -38,6 +38,8 @@ class Channel {
   const std::string& peer() const { return peer_; }
   Deadline::Clock::time_point last_heard() const { return last_heard_; }
   Deadline::Clock::time_point last_sent() const { return last_sent_; }
+  // As if the peer had spoken just now.
+  void ForgetSilence() { last_heard_ = Deadline::Clock::now(); }
   // The peer has closed its side, or the connection is broken.
   bool has_ended() const { return has_ended_; }
   // Bytes of a frame are missing: an end here cuts it.

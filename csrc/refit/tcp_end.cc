@@ -9,6 +9,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 namespace tandem::tcp {
 namespace {
@@ -113,6 +114,11 @@ void EndState::StopAndJoin(std::thread* thread) {
   thread->join();
 }
 
+bool OwnPause::HasEnded(Deadline::Clock::time_point now, double silence_s) {
+  const auto paused = now - std::exchange(last_turn_, now);
+  return std::chrono::duration<double>(paused).count() > silence_s / 2;
+}
+
 void KeepAlive(Channel* channel) {
   if (channel->has_queued() || !channel->is_batch_done()) return;
   if (SecondsSince(channel->last_sent()) >= kHeartbeatS) {
@@ -120,8 +126,8 @@ void KeepAlive(Channel* channel) {
   }
 }
 
-double SilenceOf(const Channel& channel, double limit_s) {
-  const double silence_s = SecondsSince(channel.last_heard());
+double SilenceOf(const Channel& channel, Deadline::Clock::time_point now, double limit_s) {
+  const double silence_s = std::chrono::duration<double>(now - channel.last_heard()).count();
   return silence_s < limit_s ? 0 : silence_s;
 }
 

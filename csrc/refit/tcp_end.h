@@ -88,10 +88,23 @@ class EndState {
   const uint32_t num_forks_ = NumForks();
 };
 
+// Notices that this process did not run for a while: it was stopped, alone or with all others (a
+// job that is suspended). Its peers may be well and could not say so to it.
+class OwnPause {
+ public:
+  // Once per turn of an I/O thread, which takes far less: whether half a silence has passed since
+  // the last time. `now` is also what silences of this turn are measured by, or a pause between two
+  // looks at the clock would count.
+  bool HasEnded(Deadline::Clock::time_point now, double silence_s);
+
+ private:
+  Deadline::Clock::time_point last_turn_ = Deadline::Clock::now();
+};
+
 // Queues a heartbeat when it is time.
 void KeepAlive(Channel* channel);
-// For how long nothing was heard, 0 when that is less than the limit.
-double SilenceOf(const Channel& channel, double limit_s);
+// For how long nothing was heard until `now`, 0 when that is less than the limit.
+double SilenceOf(const Channel& channel, Deadline::Clock::time_point now, double limit_s);
 std::string SilenceMessage(double silence_s);
 
 // Tells every peer the fault, or goodbye where there is none, waits until they have closed their

@@ -216,6 +216,18 @@ TEST_F(TcpPeers, ASenderStopped) {
   ASSERT_NO_FATAL_FAILURE(Transfer(6));
 }
 
+TEST_F(TcpPeers, AJobThatIsSuspendedForTwoSilencesGoesOn) {
+  Start(1, 2);
+  ASSERT_NO_FATAL_FAILURE(Connect(Setting(2, 1 << 20, 0.5), 1));
+  ASSERT_NO_FATAL_FAILURE(Transfer(3));
+  Peer* const ends[] = {senders_[0].get(), readers_[0].get(), readers_[1].get()};
+  for (Peer* end : ends) end->Kill(SIGSTOP);
+  EXPECT_EQ(senders_[0]->ReadLine(Deadline::In(1)), "<late>");
+  for (Peer* end : ends) end->Kill(SIGCONT);
+  ASSERT_NO_FATAL_FAILURE(AllDo("begin 2 30"));
+  ASSERT_NO_FATAL_FAILURE(Transfer(3));
+}
+
 TEST_F(TcpPeers, ABusyReaderHoldsTheSenderBackAndIsNotTakenForDead) {
   Start(1, 2);
   ASSERT_NO_FATAL_FAILURE(Connect(Setting(2, 1 << 20, 0.5), 1));

@@ -68,6 +68,7 @@ class TcpReceiveLink final : public ReceiveLink, private tcp::FrameSink {
   tcp::SlotMemory slots_;
   tcp::EndState state_;
   std::unique_ptr<Channel> channel_;  // of the I/O thread, once it runs
+  tcp::OwnPause pause_;               // I/O thread
   int64_t told_ = 0;                  // slots given back that the sender knows of; I/O thread
   int64_t offset_ = 0;                // what has arrived of slot number arrived_; I/O thread
 
@@ -244,10 +245,12 @@ bool TcpReceiveLink::Turn() {
   pollfd polled[2] = {{state_.wakeup().fd(), POLLIN, 0}, {channel_->fd(), events, 0}};
   poll(polled, 2, static_cast<int>(tcp::kHeartbeatS * 1e3));
   if (polled[0].revents != 0) state_.wakeup().Clear();
-  const bool is_silent = SilenceOf(*channel_, options_.silence_s) > 0;
+  const auto now = Deadline::Clock::now();
+  if (pause_.HasEnded(now, options_.silence_s)) channel_->ForgetSilence();
+  const bool is_silent = SilenceOf(*channel_, now, options_.silence_s) > 0;
   if (polled[1].revents != 0 || is_silent) ReadAll();
   // After the read: it may be this process that was stopped, and the sender has spoken since.
-  const double silence_s = is_silent ? SilenceOf(*channel_, options_.silence_s) : 0;
+  const double silence_s = is_silent ? SilenceOf(*channel_, now, options_.silence_s) : 0;
   if (silence_s > 0) Lose(tcp::SilenceMessage(silence_s));
   return true;
 }

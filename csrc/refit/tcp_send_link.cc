@@ -91,6 +91,7 @@ class TcpSendLink final : public SendLink {
   std::vector<std::unique_ptr<Reader>> readers_;
   tcp::Door door_;
   std::vector<pollfd> polled_;
+  tcp::OwnPause pause_;
 
   // Under the mutex.
   int32_t num_joined_ = 0;
@@ -353,14 +354,17 @@ bool TcpSendLink::Turn(bool* is_busy) {
   const int wait_ms = *is_busy ? 0 : wants_turns ? static_cast<int>(tcp::kHeartbeatS * 1e3) : -1;
   poll(polled_.data(), polled_.size(), wait_ms);
   if (polled_[0].revents != 0) state_.wakeup().Clear();
+  const auto now = Deadline::Clock::now();
+  const bool has_paused = pause_.HasEnded(now, options_.silence_s);
   size_t next = 1;
   for (const auto& reader : readers_) {
     if (!reader->channel) continue;
-    const bool is_silent = SilenceOf(*reader->channel, options_.silence_s) > 0;
+    if (has_paused) reader->channel->ForgetSilence();
+    const bool is_silent = SilenceOf(*reader->channel, now, options_.silence_s) > 0;
     if (polled_[next++].revents != 0 || is_silent) ReadFrom(reader.get());
     // After the read: it may be this process that was stopped, and the peer has spoken since.
     if (!reader->channel || !is_silent) continue;
-    const double silence_s = SilenceOf(*reader->channel, options_.silence_s);
+    const double silence_s = SilenceOf(*reader->channel, now, options_.silence_s);
     if (silence_s > 0) Lose(*reader, tcp::SilenceMessage(silence_s));
   }
   door_.Serve(polled_.data() + first_guest);

@@ -85,8 +85,11 @@ def test_copies_ten_thousand_tiny_tensors() -> None:
     assert torch.equal(target, torch.arange(20000, dtype=torch.float32))
 
 
-def test_an_empty_bucket_is_nothing_to_do() -> None:
+def test_tensors_without_elements_are_nothing_to_do() -> None:
     bucket_copy([], [])
+    around = torch.ones(2)
+    bucket_copy([torch.zeros(0)], [around[1:1]])
+    assert around.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(

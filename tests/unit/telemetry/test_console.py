@@ -139,12 +139,17 @@ def test_the_progress_line_names_step_phase_and_rate(make):
 
 def test_a_closed_pipe_does_not_end_the_run(make):
     class Broken(io.StringIO):
+        writes = 0
+
         def write(self, text):
+            self.writes += 1
             raise BrokenPipeError("gone")
 
-    console, _ = make(stream=Broken())
+    stream = Broken()
+    console, _ = make(stream=stream)
     console.step_line(1, METRICS)
     console.step_line(2, METRICS)
+    assert stream.writes > 0
 
 
 def test_a_closed_console_leaves_the_logging_as_it_found_it(make):

@@ -13,8 +13,12 @@ from tests.support.policies import make_request, make_settings
 
 
 def test_plain_torch_needs_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rl.trainer.kernels.require_native", lambda: pytest.fail("looked for it"))
+    looks: list[str] = []
+    monkeypatch.setattr("rl.trainer.kernels.require_native", lambda: looks.append("native"))
     require_kernels("torch", on_gpu=True)
+    assert looks == []
+    require_kernels("native", on_gpu=False)
+    assert looks == ["native"]
 
 
 def test_on_a_gpu_the_cuda_kernels_must_be_there_too(monkeypatch: pytest.MonkeyPatch) -> None:

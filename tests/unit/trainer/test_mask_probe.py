@@ -124,8 +124,12 @@ async def test_where_the_model_cannot_share_what_relies_on_it_is_refused(
 async def test_nobody_asks_the_model_when_nothing_depends_on_it(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.trainer.worker.find_mask_fault", lambda *_: pytest.fail("asked"))
+    questions: list[object] = []
+    monkeypatch.setattr("rl.trainer.worker.find_mask_fault", lambda *_: questions.append(_))
     await make_policy(make_settings(tiny_model, share_prefixes="off"), make_request(tiny_model))
+    assert questions == []
+    await make_policy(make_settings(tiny_model, share_prefixes="on"), make_request(tiny_model))
+    assert len(questions) == 1
 
 
 def test_an_error_of_the_model_becomes_the_reason(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

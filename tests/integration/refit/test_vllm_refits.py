@@ -110,7 +110,7 @@ async def test_every_tensor_shows_itself_through_its_layer(engine: Engine) -> No
     assert await engine.sync.explain("float32") is None
 
 
-async def test_merged_adapters_never_add_up_and_the_base_is_that_of_before_bit_for_bit(engine: Engine) -> None:
+async def test_merged_adapters_never_add_up_and_the_base_computes_as_before(engine: Engine) -> None:
     await engine.publish()
     (handle,) = engine.generator.weight_receivers()
     before = await handle.signatures()

@@ -100,7 +100,7 @@ class AttemptFailed(Exception):
 
 
 class RefitError(WeightSyncError):
-    """A refit failed for good; generators stay paused.
+    """A refit failed for good; generators stay paused, unless pausing them is what failed.
 
     Attributes:
         version: What was to be published.
@@ -114,9 +114,9 @@ class RefitError(WeightSyncError):
         self, version: PolicyVersion, phase: str, state: RefitState, end: str, detail: str, attempts: int
     ) -> None:
         again = f" in attempt {attempts}" if attempts > 1 else ""
+        now = "they may not all be paused" if phase == "pause" else "they stay paused"
         super().__init__(
-            f"refit of version {version} failed at {phase}{again}: {end}: {detail}. {_REST[state]} ({state}); "
-            "they stay paused"
+            f"refit of version {version} failed at {phase}{again}: {end}: {detail}. {_REST[state]} ({state}); {now}"
         )
         self._arguments = (version, phase, state, end, detail, attempts)
         self.version = version

@@ -139,6 +139,7 @@ class PooledGenerator(Generic[W]):
         self._places = [asyncio.Semaphore(max_in_flight) for _ in range(group.world_size)]
         self._in_flight = [0] * group.world_size
         self._is_failing = [False] * group.world_size
+        self._unanswered = [0] * group.world_size
         loaded = NO_VERSION if request.loaded_version is None else request.loaded_version
         self._versions = [loaded] * group.world_size
         self._requests: list[set[asyncio.Task[Completion]]] = [set() for _ in range(group.world_size)]
@@ -279,14 +280,18 @@ class PooledGenerator(Generic[W]):
     def _choose(self, session: str) -> int:
         """Fewest in flight; ties go to the session's own replica, whose prefix cache is warm.
 
-        One that is dead fails at once and so never has many in flight: whose last request failed comes after all
-        others, until a refit has reached it.
+        One that is dead or hangs never has many in flight, as they fail at once or are given up: whose last request
+        failed, until a refit has reached it, and who owes the answer to an abort come after all others.
         """
         replicas = len(self._in_flight)
         home = zlib.crc32(session.encode()) % replicas
         return min(
             self._replicas,
-            key=lambda rank: (self._is_failing[rank], self._in_flight[rank], (rank - home) % replicas),
+            key=lambda rank: (
+                self._is_failing[rank] or self._unanswered[rank] > 0,
+                self._in_flight[rank],
+                (rank - home) % replicas,
+            ),
         )
 
     async def _sample(
@@ -308,12 +313,15 @@ class PooledGenerator(Generic[W]):
         return completion
 
     async def _abort(self, rank: int, request_id: str) -> None:
+        self._unanswered[rank] += 1
         try:
             if rank in self._replicas:
                 await self._group.call(rank, self._worker.abort, request_id)
         except InfraError as error:
+            self._is_failing[rank] = True
             _log.warning("request %s could not be aborted: %s", request_id, error)
         finally:
+            self._unanswered[rank] -= 1
             self._places[rank].release()
 
     async def _retire(self, rank: int) -> None:

@@ -107,6 +107,42 @@ async def test_a_replica_that_fails_fast_does_not_draw_the_requests_until_a_refi
     assert len(workers[1].requests) == tried + 3
 
 
+class Hanging(Worker):
+    """A worker that answers nothing while it hangs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_free = threading.Event()
+        self.is_free.set()
+
+    def generate(self, prompt_tokens: tuple[int, ...], params: SamplingParams, request_id: str) -> Completion:
+        completion = super().generate(prompt_tokens, params, request_id)
+        self.is_free.wait(20)
+        return completion
+
+    def abort(self, request_id: str) -> None:
+        self.is_free.wait(20)
+
+
+async def test_a_replica_that_hangs_gets_no_more_requests_before_it_answers_the_abort_of_the_last() -> None:
+    workers = [Hanging(), Hanging()]
+    group = InProcessGroup(workers, WorkerRequest("generation", 2, 1, 0, 4, 30.0))
+    generator = PooledGenerator(group, Hanging, REQUEST, 4)  # type: ignore[type-var]
+    session = next(one for one in map(str, range(9)) if generator._choose(one) == 1)
+    workers[1].is_free.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await generator.generate([1], PARAMS, request_id="late", session=session)
+    for index in range(3):
+        async with asyncio.timeout(10):
+            await generator.generate([1], PARAMS, request_id=str(index), session=session)
+    assert (len(workers[0].requests), workers[1].requests) == (3, ["late"])
+    workers[1].is_free.set()
+    await asyncio.gather(*generator._late)
+    await generator.generate([1], PARAMS, request_id="again", session=session)
+    assert workers[1].requests == ["late", "again"]
+
+
 class Busy:
     """A worker whose requests end when they are aborted or let go, and not before."""
 

@@ -33,7 +33,7 @@ class RefitConfig(ConfigModel):
         None,
         ge=0.001,
         le=1048576,
-        description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp), 512.",
+        description="Size of one bucket, in MiB; a larger tensor is split. null = 1 (shm), 4 (tcp) or 512 (nccl).",
     )
     num_buffers: int | None = operational(
         None, ge=2, le=65536, description="Buckets under way at once; null = 4 (shm, tcp) or 2 (nccl)."
@@ -71,7 +71,8 @@ class RefitConfig(ConfigModel):
     )
     servers: list[str] = operational(
         [],
-        description="URLs of vLLM servers that Tandem did not start (in development mode); each gets every version.",
+        description="URLs of vLLM servers that Tandem did not start; each gets every version. How to start one: "
+        "docs/refit.md.",
     )
 
     @field_validator("host")
@@ -88,9 +89,10 @@ class RefitConfig(ConfigModel):
     @classmethod
     def _are_urls(cls, servers: list[str]) -> list[str]:
         for url in servers:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if not _is_server(url):
                 raise ValueError(f"'{url}' is no URL of a server; write for example http://10.0.0.7:8000")
+            if urlsplit(url).path.rstrip("/").endswith("/v1"):
+                raise ValueError(f"'{url}' is where a server's clients ask; leave out /v1")
         twice = next((url for position, url in enumerate(servers) if url in servers[:position]), None)
         if twice is not None:
             raise ValueError(f"'{twice}' stands twice; a server is refitted once per version")
@@ -141,6 +143,14 @@ class RefitConfig(ConfigModel):
             precision: Torch dtype name of weights and arithmetic ("float32", "bfloat16").
         """
         return rounding_below(precision) if self.check_tolerance is None else self.check_tolerance
+
+
+def _is_server(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port beyond 65535, or half an IPv6 address
+        return False
 
 
 def rounding_below(precision: str) -> float:

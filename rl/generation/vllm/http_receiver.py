@@ -39,7 +39,7 @@ _CONNECT_S = 10.0
 _MARGIN_S = 10.0
 _HOW_TO_START = (
     'start it with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config \'{"backend": "tandem"}\', where tandem-rl is '
-    "installed"
+    "installed (docs/refit.md)"
 )
 
 
@@ -47,7 +47,10 @@ class _Refused(Exception):
     """The server answered with an error."""
 
     def __init__(self, status: int, body: str) -> None:
-        super().__init__(f"HTTP {status}: {unwrapped(body)[:500]}")
+        text = unwrapped(body)
+        # A page is what some other server shows to people.
+        shown = "" if text.lstrip().startswith("<") else f": {text[:500]}"
+        super().__init__(f"HTTP {status}{shown}")
         self.status = status
 
 

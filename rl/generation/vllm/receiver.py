@@ -10,7 +10,7 @@ parameters can be read back here, the hidden ones are shown by `products`.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +23,7 @@ from rl.core.errors import WeightSyncError
 from rl.generation.vllm import worker_calls
 from rl.generation.vllm.abort_line import AbortLine
 from rl.generation.vllm.layer_products import layer_products
+from rl.generation.vllm.loading import load_tensors, refuse_another_model
 from rl.generation.vllm.reload import LayerReload
 from rl.generation.vllm.wire import RankReport, fault_values, marked, reader_rank, transfer_info
 from rl.weights.manifest import torch_dtype
@@ -93,7 +94,7 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
             info = transfer_info(vars(init_info))
             self._name = info.readers[self._reader] if self._reader < len(info.readers) else f"reader {self._reader}"
             # The reload keeps tensors until their layer is complete.
-            sink = Staged(lambda tensors: self._load(tensors), keeps_tensors=True)
+            sink = Staged(lambda tensors: self._load(tensors), keeps_tensors=True, check=self._check)
             receiver = WeightReceiver(sink, self._name, self.device)
             self._receiver = receiver
             if init_info.abort_line:
@@ -166,8 +167,12 @@ class TandemWeightEngine(WeightTransferEngine):  # type: ignore[misc]
         shares = layer_products(self.model, self._manifest, self.parallel_config.tensor_parallel_size)
         return {name: share.plain() for name, share in shares.items()}
 
+    def _check(self, manifest: Sequence[TensorSpec]) -> None:
+        if self.parallel_config.tensor_parallel_size == 1:
+            refuse_another_model(self.model, manifest)
+
     def _load(self, tensors: list[tuple[str, Tensor]]) -> None:
-        self.model.load_weights(iter(tensors))
+        load_tensors(self.model, tensors)
 
     def _read_back(self, received: Received) -> bytes:
         """Digests as they arrived, but of the model's own parameters where these are the whole tensors."""

@@ -90,7 +90,15 @@ def test_the_probe_is_rarer_on_gpus_and_as_strict_as_the_precision_allows() -> N
 
 @pytest.mark.parametrize(
     ("servers", "words"),
-    [(["10.0.0.7:8000"], "is no URL"), (["ftp://a"], "is no URL"), (["http://a", "http://a"], "stands twice")],
+    [
+        (["10.0.0.7:8000"], "is no URL"),
+        (["ftp://a"], "is no URL"),
+        (["http://a:99999"], "is no URL"),
+        (["http://a:0"], "is no URL"),
+        (["http://[::1:8000"], "is no URL"),
+        (["http://a:8000/v1/"], "leave out /v1"),
+        (["http://a", "http://a"], "stands twice"),
+    ],
 )
 def test_servers_are_urls(servers: list[str], words: str) -> None:
     with pytest.raises(ValidationError, match=words):

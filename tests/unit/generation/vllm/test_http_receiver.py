@@ -60,6 +60,15 @@ async def test_a_server_that_is_not_in_development_mode_is_told_how_to_start() -
             await connected(url)
 
 
+async def test_a_page_of_another_server_is_not_repeated() -> None:
+    async def page(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=404, text="\n<!DOCTYPE HTML>\n<html>Nothing here</html>", content_type="text/html")
+
+    async with serving(get_world_size=page) as url:
+        with pytest.raises(WeightSyncError, match=r"HTTP 404; it is no vLLM server in development mode"):
+            await connected(url)
+
+
 async def test_data_parallel_engines_are_refused_because_one_alone_confirms() -> None:
     async def sizes(request: web.Request) -> web.StreamResponse:
         return web.json_response({"world_size": 4 if request.query["include_dp"] == "true" else 2})
@@ -130,9 +139,7 @@ async def test_a_host_that_takes_no_connection_is_not_waited_for_as_long_as_a_ca
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
-        with pytest.raises(
-            InfraError, match=f"server {url} failed at .*: it cannot be reached within 0.3 s"
-        ):
+        with pytest.raises(InfraError, match=f"server {url} failed at .*: it cannot be reached within 0.3 s"):
             await asyncio.wait_for(HttpReceiver.connect(url, 60.0, False), 20.0)
 
 

@@ -160,6 +160,12 @@ class WeightSync:
             end, detail = self._describe(failure, names)
             raise WeightSyncError(f"the refit cannot be set up: {end} failed at {failure.phase}: {detail}") from failure
         self._connected = True
+        _log.info(
+            "refits go over %s: up to %d buckets of at most %g MiB under way",
+            self._transport,
+            self._config.num_buffers_for(self._transport),
+            self._config.bucket_bytes_for(self._transport) / (1 << 20),
+        )
 
     async def publish(self, version: PolicyVersion, before_resume: BeforeResume | None = None) -> SyncReport:
         """Bring `version` to every replica.

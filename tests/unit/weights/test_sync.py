@@ -1,6 +1,7 @@
 """The refit transaction: all replicas or none, errors that name who began it, and a retry that starts clean."""
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Any
 
@@ -258,9 +259,7 @@ async def test_a_deadline_that_an_end_itself_reports_names_the_setting_and_what_
 async def test_a_set_up_that_is_late_names_the_setting() -> None:
     scene = Scene(timeout_s=0.1)
     scene.fleet.replicas[1].hang_at = "init"
-    with pytest.raises(
-        WeightSyncError, match=r"generation\[1\] failed at connect: .*timeout_s=0.1 was spent on"
-    ):
+    with pytest.raises(WeightSyncError, match=r"generation\[1\] failed at connect: .*timeout_s=0.1 was spent on"):
         await scene.sync.connect()
 
 
@@ -451,12 +450,14 @@ async def test_a_cancelled_refit_stays_cancelled_and_leaves_the_generator_paused
     await scene.assert_next_works(1)
 
 
-async def test_the_transport_gets_what_the_settings_say() -> None:
+async def test_the_transport_gets_what_the_settings_say(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     scene = await Scene(transport="tcp", bucket_mib=2.0, num_buffers=7).connected()
     request = scene.sender.requests[0]
     assert (request.transport, request.bucket_bytes, request.num_slots) == ("tcp", 2 << 20, 7)
     assert request.channel.startswith("tdm-test-refit-")
     assert 19 < request.timeout_s <= 20
+    assert "refits go over tcp: up to 7 buckets of at most 2 MiB under way" in caplog.text
 
 
 async def test_explain_names_the_first_tensor_that_computes_otherwise() -> None:

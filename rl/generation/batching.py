@@ -17,8 +17,9 @@ import torch
 from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import Completion, FinishReason, PolicyVersion
 from rl.generation.completion import make_completion, merge_spans
-from rl.generation.generator import PauseMode, SamplingParams
+from rl.generation.generator import SamplingParams
 from rl.generation.sampling import sample_token
+from rl.weights.transport import PauseMode
 
 Forward = Callable[[list[list[int]]], torch.Tensor]
 Decode = Callable[[Sequence[int]], str]

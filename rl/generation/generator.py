@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 from rl.core.types import Completion, PolicyVersion
 from rl.weights.transport import ReceiverHandle
 
-PauseMode = Literal["drain", "keep", "abort"]
 # Parts of an engine that sleep and wake.
 WakeTag = Literal["weights", "kv_cache"]
 WAKE_TAGS: tuple[WakeTag, ...] = ("weights", "kv_cache")
@@ -87,20 +86,6 @@ class Generator(Protocol):
             InfraError: the engine died, the request was aborted, or its deadline passed; retry.
             DataError: the prompt cannot be served (too long for the context).
         """
-        ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop generating: finish requests in flight (drain), freeze (keep) or abort them.
-
-        A replica that cannot be reached does not hinder the others: the `start` of its receiver will fail.
-
-        Raises:
-            InfraError: none could be reached.
-        """
-        ...
-
-    async def resume(self) -> None:
-        """Generate again; whatever sleeps must be woken before."""
         ...
 
     async def sleep(self) -> int:

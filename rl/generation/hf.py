@@ -22,7 +22,7 @@ from rl.generation.asleep import Asleep
 from rl.generation.batching import BatchLoop
 from rl.generation.completion import completion_budget
 from rl.generation.config import HfGenerationConfig
-from rl.generation.generator import WAKE_TAGS, GeneratorRequest, PauseMode, SamplingParams, WakeTag
+from rl.generation.generator import WAKE_TAGS, GeneratorRequest, SamplingParams, WakeTag
 from rl.generation.parking import ParkedTensors
 from rl.generation.pool import PooledGenerator, replicas_of
 from rl.generation.refit_lock import RefitLock
@@ -30,7 +30,7 @@ from rl.weights.manifest import torch_dtype
 from rl.weights.native import digests_of
 from rl.weights.receiver import InPlace, WeightReceiver
 from rl.weights.signature import signature_of
-from rl.weights.transport import Ack, RefitStart, TransferInfo
+from rl.weights.transport import Ack, PauseMode, RefitStart, TransferInfo
 
 MAX_BATCH = 256
 

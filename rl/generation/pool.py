@@ -17,8 +17,8 @@ from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, PolicyVersion
 from rl.generation.completion import completion_budget
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams, WakeTag
-from rl.weights.transport import Ack, ReceiverHandle, RefitStart, TransferInfo
+from rl.generation.generator import GeneratorRequest, SamplingParams, WakeTag
+from rl.weights.transport import Ack, PauseMode, ReceiverHandle, RefitStart, TransferInfo
 
 _log = logging.getLogger(__name__)
 
@@ -185,14 +185,6 @@ class PooledGenerator(Generic[W]):
         finally:
             self._requests[rank].discard(answer)
             self._in_flight[rank] -= 1
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop all replicas. See `Generator.pause`."""
-        await self._on_reachable("pause", self._worker.pause, mode)
-
-    async def resume(self) -> None:
-        """Let all replicas generate again."""
-        await self._on_all(self._worker.resume)
 
     async def sleep(self) -> int:
         """Let all replicas give up their memory. See `Generator.sleep`."""
@@ -364,6 +356,10 @@ class _Receiver(Generic[W]):
         """Processes of the engine that receive."""
         return self._num_readers
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating."""
+        await self._group.call(self._rank, self._worker.pause, mode)
+
     async def init(self, info: TransferInfo, first_reader: int) -> None:
         """Join the links."""
         await self._group.call(self._rank, self._worker.init_transfer, info, first_reader)
@@ -381,6 +377,10 @@ class _Receiver(Generic[W]):
         ack = await self._group.call(self._rank, self._worker.finish_update, version)
         self._acknowledged(ack.version)
         return ack
+
+    async def resume(self) -> None:
+        """Generate again."""
+        await self._group.call(self._rank, self._worker.resume)
 
     async def abort(self, reason: str) -> None:
         """Give up what is under way; a worker serves it beside the call that waits for the transfer."""

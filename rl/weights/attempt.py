@@ -9,7 +9,7 @@ unblocked by: the first failure, which aborts all ends
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,7 +75,7 @@ async def together(
             return {name: task.result() for name, task in tasks.items()}
         await _give_up(phase, ends, tasks, timeout_s, patience)
     except asyncio.CancelledError:
-        await uninterrupted(abort_all(ends.values(), f"{phase} was cancelled", patience.abort))
+        await uninterrupted(abort_all(ends, f"{phase} was cancelled", patience.abort))
         raise
     finally:
         for task in tasks.values():
@@ -85,15 +85,54 @@ async def together(
     raise AttemptFailed(phase, _failures(tasks, order, phase, timeout_s))
 
 
-async def abort_all(ends: Iterable[Abortable], reason: str, timeout_s: float) -> None:
-    """Tell every end to give up; one that does not take it in time is left alone."""
-    tasks = [asyncio.ensure_future(end.abort(reason)) for end in ends]
+async def each(
+    phase: str,
+    ends: Mapping[str, Abortable],
+    calls: Mapping[str, Coroutine[Any, Any, Any]],
+    timeout_s: float,
+    patience: Patience,
+) -> None:
+    """Run one call per end that has nothing to do with the others: a failure of one hinders none of them.
+
+    An end that is late and does not even take an abort is gone; one that takes it is merely late.
+
+    Raises:
+        AttemptFailed: with what failed, after all have ended or the deadline has passed.
+    """
+    tasks = {name: asyncio.ensure_future(call) for name, call in calls.items()}
+    try:
+        await asyncio.wait(tasks.values(), timeout=timeout_s + patience.late)
+        text = f"{phase} did not end within {timeout_s:g} s"
+        late = {name: ends[name] for name, task in tasks.items() if not task.done()}
+        gone = await abort_all(late, text, patience.abort)
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+    failures = [
+        EndFailure(name, error)
+        for name, task in tasks.items()
+        if name not in late and isinstance(error := task.exception(), Exception)
+    ]
+    failures += [EndFailure(name, None if name in gone else TransferError(text, "deadline")) for name in late]
+    if failures:
+        raise AttemptFailed(phase, failures)
+
+
+async def abort_all(ends: Mapping[str, Abortable], reason: str, timeout_s: float) -> set[str]:
+    """Tell every end to give up; one that does not take it in time is left alone.
+
+    Returns:
+        The names of those that did not.
+    """
+    tasks = {name: asyncio.ensure_future(end.abort(reason)) for name, end in ends.items()}
     if not tasks:
-        return
-    _, late = await asyncio.wait(tasks, timeout=timeout_s)
+        return set()
+    _, late = await asyncio.wait(tasks.values(), timeout=timeout_s)
     for task in late:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    return {name for name, task in tasks.items() if task in late}
 
 
 async def _give_up(
@@ -110,7 +149,7 @@ async def _give_up(
         reason = f"{phase} did not end within {timeout_s:g} s; waiting for {waiting}"
     else:
         reason = f"{first[0]} failed at {phase}: {_error_of(first[1])}"
-    await abort_all(ends.values(), reason, patience.abort)
+    await abort_all(ends, reason, patience.abort)
     running = [task for task in tasks.values() if not task.done()]
     if running:
         await asyncio.wait(running, timeout=patience.end)

@@ -7,14 +7,12 @@ gone is given up here, and only here.
 import logging
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
-from rl.core.concurrency import gather_or_cancel
 from rl.core.errors import InfraError
-from rl.weights.transport import ReceiverHandle
+from rl.weights.transport import PauseMode, ReceiverHandle
 
 _log = logging.getLogger(__name__)
-PauseMode = Literal["drain", "keep", "abort"]
 
 
 class Refittable(Protocol):
@@ -23,14 +21,6 @@ class Refittable(Protocol):
     @property
     def num_replicas(self) -> int:
         """Replicas that are left."""
-        ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop generating."""
-        ...
-
-    async def resume(self) -> None:
-        """Generate again."""
         ...
 
     def weight_receivers(self) -> list[ReceiverHandle]:
@@ -44,14 +34,6 @@ class Refittable(Protocol):
 
 class Server(ReceiverHandle, Protocol):
     """An engine that others started: it is refitted and probed, and answers requests that are not ours."""
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop generating."""
-        ...
-
-    async def resume(self) -> None:
-        """Generate again."""
-        ...
 
     async def score(self, tokens: Sequence[int]) -> list[float]:
         """Return the log-probability of each token but the first, at temperature 1."""
@@ -99,16 +81,13 @@ class Fleet:
         """Those that are left."""
         return list(self._servers)
 
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop everybody."""
-        await gather_or_cancel(
-            [self._generator.pause(mode), *(self._ask(one, one.pause(mode)) for one in self.servers)]
-        )
+    def pauses(self, mode: PauseMode) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return the calls that stop everybody, by name."""
+        return {one.name: self._ask(one.handle, one.handle.pause(mode)) for one in self.members()}
 
-    async def resume(self) -> None:
-        """Let everybody generate again."""
-        others = [self._ask(server, server.resume()) for server in self._servers]
-        await gather_or_cancel([self._generator.resume(), *others])
+    def resumes(self) -> dict[str, Coroutine[Any, Any, None]]:
+        """Return the calls that let everybody generate again, by name."""
+        return {one.name: self._ask(one.handle, one.handle.resume()) for one in self.members()}
 
     async def give_up(self, name: str, reason: str) -> bool:
         """Give up a member that is gone; False where it is unknown, or too few replicas would be left."""
@@ -125,12 +104,14 @@ class Fleet:
         _log.error("replica %s leaves the fleet, %d are left: %s", name, left, reason)
         return True
 
-    async def _ask(self, server: Server, call: Coroutine[Any, Any, None]) -> None:
+    async def _ask(self, engine: ReceiverHandle, call: Coroutine[Any, Any, None]) -> None:
         """A server that is gone does not stop the run: it is not the run's."""
         try:
             await call
         except InfraError as error:
-            await self.give_up(server.replica, str(error))
+            if engine not in self._servers:
+                raise
+            await self.give_up(engine.replica, str(error))
 
 
 def _numbered(handles: Sequence[ReceiverHandle]) -> Iterator[Member]:

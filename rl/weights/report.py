@@ -100,7 +100,7 @@ class AttemptFailed(Exception):
 
 
 class RefitError(WeightSyncError):
-    """A refit failed for good; generators stay paused, unless pausing them is what failed.
+    """A refit failed for good; generators stay paused, unless pausing or resuming them is what failed.
 
     Attributes:
         version: What was to be published.
@@ -114,7 +114,7 @@ class RefitError(WeightSyncError):
         self, version: PolicyVersion, phase: str, state: RefitState, end: str, detail: str, attempts: int
     ) -> None:
         again = f" in attempt {attempts}" if attempts > 1 else ""
-        now = "they may not all be paused" if phase == "pause" else "they stay paused"
+        now = "they may not all be paused" if phase in ("pause", "resume") else "they stay paused"
         super().__init__(
             f"refit of version {version} failed at {phase}{again}: {end}: {detail}. {_REST[state]} ({state}); {now}"
         )

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from rl.core.clock import Clock
 from rl.core.errors import WeightSyncError
 from rl.core.types import PolicyVersion
-from rl.weights.attempt import PATIENCE, Abortable, Patience, together
+from rl.weights.attempt import PATIENCE, Abortable, Patience, each, together
 from rl.weights.config import RefitConfig
 from rl.weights.fleet import Fleet, Member, Refittable, Server
 from rl.weights.proof import Sent, check_ack, deviating_tensor
@@ -236,7 +236,7 @@ class WeightSync:
         links, self._links = self._links, None
         if not self._is_paused:
             # First of all: whatever fails from here on, nothing is generated until a refit succeeds.
-            await self._alone("pause", self._fleet.pause(self._config.pause_mode), deadline)
+            await self._each("pause", self._fleet.pauses(self._config.pause_mode), deadline)
             self._is_paused = True
         laps.end("pause")
         if links is None or links.readers != [n for m in self._fleet.members() for n in m.reader_names]:
@@ -255,7 +255,7 @@ class WeightSync:
         if before_resume is not None:
             await self._alone("wake", before_resume(), deadline)
         self._is_paused = False
-        await self._alone("resume", self._fleet.resume(), deadline)
+        await self._each("resume", self._fleet.resumes(), deadline)
         laps.end("commit")
         changed = sent.num_changed(self._sent)
         self._links, self._sent, self._state = links, sent, "CLEAN"
@@ -299,6 +299,9 @@ class WeightSync:
         if attempts > 1 and blamed is not None and blamed < len(readers):
             # It could not be reached twice, whatever it says itself: a partition, or a network that drops it.
             suspects.append(readers[blamed].rpartition(".")[0])
+        if attempts > 1 and failure.phase == "pause" and len(failure.failures) < len(members):
+            # The others have finished what they had, twice: it hangs, though its process may still take an abort.
+            suspects += [one.end for one in failure.failures]
         smaller = [await self._fleet.give_up(name, detail) for name in dict.fromkeys(suspects)]
         if trainer_is_gone or not (attempts == 1 or any(smaller)):
             raise RefitError(version, failure.phase, self._state, end, detail, attempts) from failure
@@ -366,6 +369,11 @@ class WeightSync:
             by_end = {TRAINER: sending, **by_end}
         ends: dict[str, Abortable] = {TRAINER: self._sender, **{handle.replica: handle for handle in handles}}
         return await together(phase, ends, by_end, self._left(deadline), self.patience)
+
+    async def _each(self, phase: str, calls: Mapping[str, Coroutine[Any, Any, Any]], deadline: float) -> None:
+        """One call per member that has nothing to do with the others."""
+        ends = {member.name: member.handle for member in self._fleet.members()}
+        await each(phase, ends, calls, self._left(deadline), self.patience)
 
     async def _alone(self, phase: str, call: Coroutine[Any, Any, T], deadline: float, end: str = "the generator") -> T:
         """A call that has no counterpart."""

@@ -12,6 +12,8 @@ from typing import Final, Literal, Protocol
 from rl.core.types import PolicyVersion
 
 TransportName = Literal["shm", "tcp", "nccl"]
+# Requests in flight: finish them, freeze them and go on after, or end them.
+PauseMode = Literal["drain", "keep", "abort"]
 # Of one tensor's digest: a little-endian uint64.
 DIGEST_BYTES: Final = 8
 
@@ -196,6 +198,10 @@ class ReceiverHandle(Protocol):
         """Processes that receive: the ranks of the engine."""
         ...
 
+    async def pause(self, mode: PauseMode) -> None:
+        """Stop generating; to pause what is paused is no error."""
+        ...
+
     async def init(self, info: TransferInfo, first_reader: int) -> None:
         """Join the links, as readers `first_reader`, ... Raises WeightSyncError when plan or tensors differ."""
         ...
@@ -214,6 +220,10 @@ class ReceiverHandle(Protocol):
 
     async def abort(self, reason: str) -> None:
         """Give up what is under way; idempotent, returns soon, and never raises for a replica that is gone."""
+        ...
+
+    async def resume(self) -> None:
+        """Generate again; whatever sleeps must be woken before."""
         ...
 
     async def signatures(self) -> Mapping[str, Sequence[float]]:

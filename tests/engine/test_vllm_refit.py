@@ -17,6 +17,7 @@ from rl.core.types import FinishReason, VersionSpan
 from rl.data.pretrained import resolve_model
 from rl.generation.vllm.worker import VllmWorker
 from rl.weights.config import RefitConfig
+from tests.support.paused import pause, resume
 from tests.support.refit_engine import EXACT, MAX_LEN, PROBE, PROMPT, RefitEngine, start_engine
 from tests.support.tiny_model import make_tiny_model
 
@@ -31,9 +32,9 @@ class Engine(RefitEngine):
         self.tied = tied
 
     async def probe_packing(self, enabled: bool, checked: bool) -> None:
-        await self.generator.pause("drain")
+        await pause(self.generator, "drain")
         await self.probe("probe_packing", enabled, checked)
-        await self.generator.resume()
+        await resume(self.generator)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
@@ -108,7 +109,7 @@ async def test_a_tied_output_layer_that_kept_its_old_packing_is_detected(engine:
     if engine.tied:
         with pytest.raises(WeightSyncError, match="'lm_head' computes with other weights"):
             await engine.publish()
-    await engine.generator.resume()
+    await resume(engine.generator)
     await engine.probe_packing(enabled=False, checked=False)
     await engine.publish()
     stale = await engine.gap()
@@ -135,12 +136,12 @@ async def test_a_frozen_request_goes_on_with_the_new_weights_and_says_so(engine:
 async def test_draining_lets_requests_end_with_the_old_weights(engine: Engine) -> None:
     running = [asyncio.ensure_future(engine.sample(seed, max_new_tokens=100, stop_token_ids=())) for seed in range(3)]
     await engine.sample(9, max_new_tokens=1)
-    await engine.generator.pause("drain")
+    await pause(engine.generator, "drain")
     waiting = asyncio.ensure_future(engine.sample(4))
     done = await asyncio.gather(*running)
     assert {span.version for c in done for span in c.version_spans} == {engine.version}
     assert not waiting.done()
-    await engine.generator.resume()
+    await resume(engine.generator)
     assert (await waiting).tokens
 
 
@@ -151,14 +152,14 @@ async def test_a_sleeping_engine_keeps_requests_and_generates_after_the_refit_al
     assert len((await running).tokens) == 60
     waiting = asyncio.ensure_future(engine.sample(4))
     with pytest.raises(WeightSyncError, match="cannot generate: it sleeps"):
-        await engine.generator.resume()
+        await resume(engine.generator)
     with pytest.raises(WeightSyncError, match=r"cannot take version \d+: it sleeps \(weights\).*CLEAN"):
         await engine.publish(train=False)
     assert await engine.generator.wake(("weights",)) == 0
 
     async def wake_caches() -> None:
         with pytest.raises(WeightSyncError, match=r"cannot generate: it sleeps \(kv_cache\)"):
-            await engine.generator.resume()
+            await resume(engine.generator)
         assert await engine.generator.wake(("kv_cache",)) == 0
         assert await engine.is_paused() and not waiting.done()
 
@@ -172,10 +173,10 @@ async def test_a_sleeping_engine_keeps_requests_and_generates_after_the_refit_al
 async def test_aborted_requests_are_to_be_retried(engine: Engine) -> None:
     task = asyncio.ensure_future(engine.sample(1, "long", max_new_tokens=200, stop_token_ids=()))
     await engine.sample(2, max_new_tokens=1)
-    await engine.generator.pause("abort")
+    await pause(engine.generator, "abort")
     with pytest.raises(InfraError, match="request long ended with 'abort'"):
         await task
-    await engine.generator.resume()
+    await resume(engine.generator)
 
 
 async def test_seeds_repeat_and_differ(engine: Engine) -> None:

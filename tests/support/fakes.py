@@ -18,10 +18,11 @@ from rl.core.types import Completion, FinishReason, Message, Prompt, RolloutStat
 from rl.data.conversation import Conversations
 from rl.data.prompts import Skipped
 from rl.environments.base import Episode, StepResult
-from rl.generation.generator import PauseMode, SamplingParams
+from rl.generation.generator import SamplingParams
 from rl.trainer.policy import TrainResult
 from rl.weights.report import SyncReport
 from rl.weights.sync import BeforeResume
+from rl.weights.transport import PauseMode
 
 
 def make_prompt(index: int, environment: str = "echo", tokens: int = 3) -> Prompt:

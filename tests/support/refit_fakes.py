@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rl.core.errors import InfraError
 from rl.weights.faults import FIRST_READER, TransferError
@@ -157,9 +157,11 @@ class FakeReplica:
     replica: str
     sender: FakeSender
     num_readers: int = 1
-    is_paused: Callable[[], bool] = lambda: True
+    is_paused: bool = False
+    modes: list[str] = field(default_factory=list)
     at: Hook = lambda phase: None
     hang_at: str | None = None
+    is_stopped: bool = False
     is_dead: bool = False
     laziness: int = 0
     change: Callable[[str], str] = lambda one: one
@@ -177,6 +179,15 @@ class FakeReplica:
         if self._wire is not None:
             self._wire.break_off(TransferError("a reader's process ended", "peer lost", FIRST_READER + self.first, 1))
 
+    async def pause(self, mode: str) -> None:
+        await self._enter("pause")
+        self.is_paused = True
+        self.modes.append(mode)
+
+    async def resume(self) -> None:
+        await self._enter("resume")
+        self.is_paused = False
+
     async def init(self, info: TransferInfo, first_reader: int) -> None:
         await self._enter("init")
         self.first = first_reader
@@ -186,7 +197,7 @@ class FakeReplica:
 
     async def start(self, start: RefitStart) -> None:
         await self._enter("start")
-        assert self.is_paused(), "a refit began while the engine generates"
+        assert self.is_paused, "a refit began while the engine generates"
         self._start = start
 
     async def update(self) -> None:
@@ -214,6 +225,8 @@ class FakeReplica:
         return self.change_ack(ack)
 
     async def abort(self, reason: str) -> None:
+        if self.is_stopped:
+            await never()
         if self._wire is not None and not self.is_dead:
             self._wire.break_off(TransferError(reason))
 
@@ -222,12 +235,12 @@ class FakeReplica:
 
     def heal(self) -> None:
         """Forget every fault."""
-        self.at, self.hang_at, self.laziness = (lambda phase: None), None, 0
+        self.at, self.hang_at, self.is_stopped, self.laziness = (lambda phase: None), None, False, 0
         self.change, self.change_ack = (lambda one: one), (lambda ack: ack)
 
     async def _enter(self, phase: str) -> None:
         self.at(phase)
-        if phase == self.hang_at:
+        if self.is_stopped or phase == self.hang_at:
             await never()
         if self.is_dead:
             raise InfraError(f"{self.replica} died during {phase}")
@@ -236,47 +249,25 @@ class FakeReplica:
 class FakeServer(FakeReplica):
     """A server that others started."""
 
-    paused = False
-
-    async def pause(self, mode: str) -> None:
-        await self._enter("pause")
-        self.paused = True
-
-    async def resume(self) -> None:
-        await self._enter("resume")
-        self.paused = False
-
     async def score(self, tokens: Sequence[int]) -> list[float]:
         return [0.0] * (len(tokens) - 1)
 
 
 class FakeFleet:
-    """A generator that knows whether it is paused, and who is left."""
+    """A generator that knows who is left."""
 
     def __init__(self, sender: FakeSender, num_replicas: int, num_readers: int = 1) -> None:
-        self.paused = False
-        self.modes: list[str] = []
         self.removed: dict[str, str] = {}
-        self.hang_at: str | None = None
-        self.replicas = [
-            FakeReplica(f"generation[{rank}]", sender, num_readers, is_paused=lambda: self.paused)
-            for rank in range(num_replicas)
-        ]
+        self.replicas = [FakeReplica(f"generation[{rank}]", sender, num_readers) for rank in range(num_replicas)]
 
     @property
     def num_replicas(self) -> int:
         return len(self.replicas)
 
-    async def pause(self, mode: Literal["drain", "keep", "abort"]) -> None:
-        if self.hang_at == "pause":
-            await never()
-        await asyncio.sleep(0)
-        self.paused = True
-        self.modes.append(mode)
-
-    async def resume(self) -> None:
-        await asyncio.sleep(0)
-        self.paused = False
+    @property
+    def is_paused(self) -> bool:
+        """Whether nobody generates."""
+        return all(replica.is_paused or replica.is_dead for replica in self.replicas)
 
     def weight_receivers(self) -> list[ReceiverHandle]:
         receivers: list[Any] = list(self.replicas)
@@ -287,13 +278,12 @@ class FakeFleet:
         self.replicas = [replica for replica in self.replicas if replica.replica != name]
 
     def sampled(self) -> list[tuple[str, int]]:
-        """What every engine would sample with now; empty while paused, and mixed weights are an error."""
-        if self.paused:
-            return []
-        for replica in self.replicas:
+        """What every engine that is not paused would sample with now; mixed weights are an error."""
+        generating = [replica for replica in self.replicas if not replica.is_paused]
+        for replica in generating:
             versions = {text.rpartition("@")[2] for text in replica.weights.values()}
             assert len(versions) <= 1, f"{replica.replica} generates with the versions {versions}"
-        return [(replica.replica, replica.version) for replica in self.replicas if replica.weights]
+        return [(replica.replica, replica.version) for replica in generating if replica.weights]
 
 
 def run(work: Coroutine[Any, Any, Any], timeout_s: float = 30.0) -> Any:

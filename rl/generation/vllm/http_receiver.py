@@ -18,7 +18,6 @@ import aiohttp
 
 from rl.core.errors import InfraError, WeightSyncError
 from rl.core.types import PolicyVersion
-from rl.generation.generator import PauseMode
 from rl.generation.vllm.abort_line import new_name, send_abort
 from rl.generation.vllm.refit import ack_of
 from rl.generation.vllm.shares import signatures_of
@@ -31,7 +30,7 @@ from rl.generation.vllm.wire import (
     unwrapped,
     update_values,
 )
-from rl.weights.transport import Ack, RefitStart, TransferInfo
+from rl.weights.transport import Ack, PauseMode, RefitStart, TransferInfo
 
 # A host that answers at all accepts a connection within it; calls themselves may take long.
 _CONNECT_S = 10.0

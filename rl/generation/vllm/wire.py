@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl.core.errors import WeightSyncError
-from rl.generation.generator import PauseMode
 from rl.weights.faults import FAULT_KINDS, NO_BUCKET, NO_RANK, TransferError
-from rl.weights.transport import LinkSettings, RefitStart, TransferInfo
+from rl.weights.transport import LinkSettings, PauseMode, RefitStart, TransferInfo
 
 BACKEND = "tandem"
 PAUSE_MODES: Mapping[PauseMode, str] = {"drain": "wait", "keep": "keep", "abort": "abort"}

@@ -25,12 +25,12 @@ from rl.cluster.worker_group import WorkerContext
 from rl.core.errors import ConfigError, InfraError, WeightSyncError
 from rl.core.types import Completion, PolicyVersion, VersionSpan
 from rl.generation.completion import completion_budget, make_completion
-from rl.generation.generator import GeneratorRequest, PauseMode, SamplingParams, WakeTag
+from rl.generation.generator import GeneratorRequest, SamplingParams, WakeTag
 from rl.generation.refit_lock import RefitLock
 from rl.generation.vllm.config import VllmEngineConfig
 from rl.generation.vllm.refit import EngineRefit
 from rl.generation.vllm.wire import BACKEND, PAUSE_MODES
-from rl.weights.transport import Ack, RefitStart, TransferInfo
+from rl.weights.transport import Ack, PauseMode, RefitStart, TransferInfo
 
 T = TypeVar("T")
 

@@ -21,6 +21,7 @@ from rl.weights.signature import first_deviation
 from rl.weights.sync import SyncReport, WeightSync
 from rl.weights.transport import LinkSettings, OpenRequest, RefitStart
 from tests.support.low_rank import Adapted
+from tests.support.paused import pause, resume
 from tests.support.refit_engine import EXACT, PROBE, PROMPT, RefitEngine
 from tests.support.refit_model import LocalSender
 from tests.support.tiny_model import make_tiny_model
@@ -197,7 +198,7 @@ async def test_an_abort_ends_every_process_that_waits_for_a_silent_sender(engine
     readers = tuple(f"{receiver.replica}.{rank}" for rank in range(receiver.num_readers))
     info = await sender.open(OpenRequest("shm", f"{engine.tag}-silent", 1 << 14, 2, readers, 30.0, LinkSettings(30.0)))
     await asyncio.gather(receiver.init(info, 0), sender.join())
-    await engine.generator.pause("drain")
+    await pause(engine.generator, "drain")
     engine.sync._epoch += 1
     await receiver.start(RefitStart(engine.sync._epoch, 1000, 600.0))
     update = asyncio.ensure_future(receiver.update())
@@ -244,7 +245,7 @@ async def test_a_process_killed_in_mid_refit_is_noticed_and_the_engine_ends(engi
             await engine.publish()
     assert any(word in str(caught.value) for word in ("died", "dead", "Executor failed"))
     # Of the kind that others of its fleet survive.
-    for call in (engine.sample(), engine.generator.pause("drain"), engine.generator.resume()):
+    for call in (engine.sample(), pause(engine.generator, "drain"), resume(engine.generator)):
         with pytest.raises(InfraError):
             await call
     await engine.generator.close()

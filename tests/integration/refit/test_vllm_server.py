@@ -44,12 +44,6 @@ class NobodyElse:
 
     num_replicas = 0
 
-    async def pause(self, mode: str) -> None:
-        pass
-
-    async def resume(self) -> None:
-        pass
-
     def weight_receivers(self) -> list[ReceiverHandle]:
         return []
 

@@ -27,6 +27,7 @@ from rl.weights.signature import first_deviation
 from rl.weights.sync import WeightSync
 from rl.weights.transport import RefitStart
 from tests.support.local_group import InProcessCluster
+from tests.support.paused import pause, resume
 from tests.support.refit_model import TrainerModel
 from tests.support.tiny_model import EOS_ID, make_tiny_model
 
@@ -151,10 +152,10 @@ async def test_sixty_four_requests_of_a_step_share_their_forward_passes(run: Run
     sizes: list[int] = []
     for worker in workers:
         worker._batches._forward = counted(worker._batches._forward, sizes)
-    await run.generator.pause("keep")
+    await pause(run.generator, "keep")
     requests = [asyncio.ensure_future(run.sample(seed, f"r{seed}", stop_token_ids=())) for seed in range(64)]
     await holds(lambda: sum(len(worker._batches._waiting) for worker in workers) == 64)
-    await run.generator.resume()
+    await resume(run.generator)
     done = await asyncio.gather(*requests)
     assert [len(completion.tokens) for completion in done] == [8] * 64
     # Two replicas, eight tokens each: one pass per token, each with the half of the requests.
@@ -179,14 +180,14 @@ async def holds(condition: Callable[[], bool]) -> None:
 
 
 async def test_requests_wait_while_paused_and_abort_means_retry(run: Run) -> None:
-    await run.generator.pause("keep")
+    await pause(run.generator, "keep")
     waiting = asyncio.ensure_future(run.sample(1, "waiting"))
     await holds(lambda: sum(run.generator._in_flight) > 0)
     assert await asyncio.wait({waiting}, timeout=0.1) == (set(), {waiting})
-    await run.generator.pause("abort")
+    await pause(run.generator, "abort")
     with pytest.raises(InfraError, match="request waiting was aborted"):
         await waiting
-    await run.generator.resume()
+    await resume(run.generator)
     assert (await run.sample(1)).tokens
 
 
@@ -196,7 +197,7 @@ async def test_weights_are_not_taken_while_generating(run: Run) -> None:
 
 
 async def test_a_cancelled_request_is_aborted_in_the_engine(run: Run) -> None:
-    await run.generator.pause("keep")
+    await pause(run.generator, "keep")
     task = asyncio.ensure_future(run.sample(1, "gone"))
     workers = run.generator._group.workers  # type: ignore[attr-defined]
     await holds(lambda: any(worker._batches._waiting for worker in workers))
@@ -290,7 +291,7 @@ async def test_a_sleeping_engine_keeps_requests_until_a_refit_has_woken_it(run: 
     waiting = asyncio.ensure_future(run.sample(9, "waiting"))
     await holds(lambda: any(worker._batches._waiting for worker in workers))
     assert await asyncio.wait({waiting}, timeout=0.1) == (set(), {waiting})
-    for refused in (run.generator.resume(), run.generator.score(PROMPT)):
+    for refused in (resume(run.generator), run.generator.score(PROMPT)):
         with pytest.raises(WeightSyncError, match=r"cannot .*: it sleeps \(weights"):
             await refused
     run.trainer.perturb(1, scale=0.3)
@@ -301,7 +302,7 @@ async def test_a_sleeping_engine_keeps_requests_until_a_refit_has_woken_it(run: 
     async def wake_caches() -> None:
         assert not waiting.done() and run.generator.version == 1
         with pytest.raises(WeightSyncError, match=r"cannot generate: it sleeps \(kv_cache\)"):
-            await run.generator.resume()
+            await resume(run.generator)
         assert await run.generator.wake(("kv_cache",)) == 0
 
     await run.sync.publish(1, wake_caches)
@@ -333,7 +334,7 @@ async def test_weights_on_a_device_leave_it_and_come_back_to_the_model_and_its_r
         assert all(tensor.untyped_storage().nbytes() == 0 for tensor in workers[0]._parameters.values())
         assert await run.generator.wake(("kv_cache",)) == 0
         assert await run.generator.wake(("weights",)) == total
-        await run.generator.resume()
+        await resume(run.generator)
         assert (await run.sample(3)) == expected
         await run.generator.sleep()
         await run.generator.wake(("weights", "kv_cache"))
@@ -370,7 +371,7 @@ async def test_texts_come_from_the_asked_tokenizer(tmp_path: Path) -> None:
 
 
 async def test_a_refit_waits_for_the_call_of_an_earlier_one(run: Run) -> None:
-    await run.generator.pause("keep")
+    await pause(run.generator, "keep")
     worker = run.generator._group.workers[0]  # type: ignore[attr-defined]
     with worker._refit_lock.held("a late call"):
         task = asyncio.ensure_future(

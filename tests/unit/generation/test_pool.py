@@ -10,9 +10,9 @@ import pytest
 from rl.cluster.worker_group import WorkerRequest
 from rl.core.errors import CompletionError, InfraError, WeightSyncError
 from rl.core.types import NO_VERSION, Completion, FinishReason, PolicyVersion, VersionSpan
-from rl.generation.generator import WAKE_TAGS, GeneratorRequest, PauseMode, SamplingParams, WakeTag
+from rl.generation.generator import WAKE_TAGS, GeneratorRequest, SamplingParams, WakeTag
 from rl.generation.pool import PooledGenerator, replicas_of
-from rl.weights.transport import Ack
+from rl.weights.transport import Ack, PauseMode
 from tests.support.local_group import InProcessGroup
 
 PARAMS = SamplingParams(1.0, 1.0, None, 4, (), (), 0)
@@ -202,7 +202,7 @@ async def crowd(count: int) -> tuple[PooledGenerator[Busy], Busy, list["asyncio.
 async def test_a_pause_does_not_wait_behind_more_requests_than_there_are_threads(mode: PauseMode) -> None:
     generator, worker, tasks = await crowd(100)
     async with asyncio.timeout(5):
-        await generator.pause(mode)
+        await generator.weight_receivers()[0].pause(mode)
     assert worker.calls[mode] == 1
     worker.let_go()
     results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -281,19 +281,6 @@ class Deaf(Busy):
         if self.is_deaf:
             raise InfraError("the process is gone")
         return sum({"weights": 100, "kv_cache": 10}[tag] for tag in tags)
-
-
-@pytest.mark.parametrize("deaf", [[True, False], [True], [True, True]])
-async def test_a_replica_that_cannot_be_paused_does_not_hinder_the_others(deaf: list[bool]) -> None:
-    workers = [Deaf(one) for one in deaf]
-    group = InProcessGroup(workers, replicas_of(REQUEST, len(workers), 1, 10.0))
-    generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
-    if all(deaf):
-        with pytest.raises(InfraError, match="the process is gone"):
-            await generator.pause("keep")
-    else:
-        await generator.pause("keep")
-    assert [worker.calls["keep"] for worker in workers] == [0 if one else 1 for one in deaf]
 
 
 async def test_scores_come_by_name_from_the_replicas_that_can_be_reached() -> None:

@@ -1,5 +1,7 @@
 """How members of a refit are numbered, and who may be given up."""
 
+import asyncio
+
 from rl.weights.fleet import Fleet
 from tests.support.refit_fakes import FakeFleet, FakeSender, FakeServer
 
@@ -34,9 +36,9 @@ async def test_replicas_are_given_up_down_to_the_least_number_servers_without_on
 async def test_a_server_that_cannot_be_paused_or_resumed_leaves_and_the_others_go_on() -> None:
     fleet, generator, servers = make(1, 1)
     servers[0].is_dead = True
-    await fleet.pause("keep")
-    assert generator.paused and generator.modes == ["keep"] and servers[1].paused
+    await asyncio.gather(*fleet.pauses("keep").values())
+    assert generator.is_paused and generator.replicas[0].modes == ["keep"] and servers[1].is_paused
     assert fleet.servers == [servers[1]]
     servers[1].is_dead = True
-    await fleet.resume()
-    assert not generator.paused and fleet.servers == []
+    await asyncio.gather(*fleet.resumes().values())
+    assert not generator.is_paused and fleet.servers == []

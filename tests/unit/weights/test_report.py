@@ -78,6 +78,7 @@ def test_only_want_of_time_is_late(failures: list[EndFailure], is_late: bool) ->
         ),
         ("start", "CLEAN", 1, "failed at start: .* No generator's weights were touched .CLEAN.; they stay paused$"),
         ("pause", "CLEAN", 1, "failed at pause: .* touched .CLEAN.; they may not all be paused$"),
+        ("resume", "DIRTY", 2, "failed at resume in attempt 2: .*; they may not all be paused$"),
     ],
 )
 def test_the_error_says_how_far_it_came_and_what_generates(phase: str, state: str, attempts: int, words: str) -> None:

@@ -9,64 +9,11 @@ import pytest
 
 from rl.core.clock import SystemClock
 from rl.core.errors import InfraError, WeightSyncError
-from rl.weights.attempt import Patience
-from rl.weights.config import RefitConfig
 from rl.weights.faults import TransferError
 from rl.weights.report import RefitError
-from rl.weights.sync import WeightSync
 from rl.weights.transport import Ack
-from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, never, word
-
-SHORT = Patience(late=0.05, abort=0.05, end=0.05)
-
-
-class Scene:
-    """One sender, some replicas, the transaction between them."""
-
-    def __init__(self, replicas: int = 2, num_readers: int = 1, servers: int = 0, **settings: Any) -> None:
-        self.sender = FakeSender()
-        self.fleet = FakeFleet(self.sender, replicas, num_readers)
-        self.servers = [FakeServer(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
-        config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
-        self.sync = WeightSync(self.sender, self.fleet, config, "tdm-test", SystemClock(), list(self.servers))  # type: ignore[arg-type]
-        self.sync.patience = SHORT
-
-    async def connected(self) -> "Scene":
-        await self.sync.connect()
-        return self
-
-    def fail_once(self, replica: int, phase: str, error: Exception) -> None:
-        def fail(at: str) -> None:
-            if at == phase:
-                self.fleet.replicas[replica].at = lambda phase: None
-                raise error
-
-        self.fleet.replicas[replica].at = fail
-
-    def fail_always(self, replica: int, phase: str, error: Exception) -> None:
-        def fail(at: str) -> None:
-            if at == phase:
-                raise error
-
-        self.fleet.replicas[replica].at = fail
-
-    def assert_loaded(self, version: int) -> None:
-        assert not self.fleet.paused
-        assert self.sync.state == "CLEAN" and self.sync.version == version
-        assert not any(server.paused for server in self.servers)
-        for replica in [*self.fleet.replicas, *self.servers]:
-            assert replica.version == version
-            assert replica.weights == {name: word(name, version) for name in NAMES}
-
-    async def assert_next_works(self, version: int) -> None:
-        """The failure left everything paused; without its cause the same call succeeds in full."""
-        assert self.fleet.paused
-        assert self.sync.version != version
-        self.sender.at, self.sender.hang_at = (lambda phase: None), None
-        for replica in self.fleet.replicas:
-            replica.heal()
-        await self.sync.publish(version)
-        self.assert_loaded(version)
+from tests.support.refit_fakes import NAMES, never, word
+from tests.support.refit_scene import Scene
 
 
 async def test_every_replica_gets_every_version_and_the_report_says_what_moved() -> None:
@@ -79,7 +26,7 @@ async def test_every_replica_gets_every_version_and_the_report_says_what_moved()
         assert report.seconds >= report.parts["pause"] + report.parts["transfer"] + report.parts["commit"]
     assert report.parts["gather"] == 0.75 and report.parts["load"] == 2.0
     assert report.parts["wire"] == 1.5, "the slowest end counts"
-    assert scene.fleet.modes == ["keep"] * 3
+    assert [replica.modes for replica in scene.fleet.replicas] == [["keep"] * 3] * 2
     assert len(scene.sender.requests) == 1, "links are made once"
     assert scene.sender.requests[0].readers == (
         "generation[0].0", "generation[0].1", "generation[1].0", "generation[1].1",
@@ -137,17 +84,6 @@ async def test_a_failing_sender_is_named(phase: str) -> None:
     await scene.assert_next_works(1)
 
 
-async def test_a_paused_fleet_is_not_paused_again_for_a_retry() -> None:
-    """An engine that died would answer that call too late, or with less than its handle says."""
-    scene = await Scene().connected()
-    scene.fail_once(1, "start", RuntimeError("not now"))
-    assert (await scene.sync.publish(0)).attempts == 2
-    assert scene.fleet.modes == ["keep"]
-    await scene.sync.publish(1)
-    assert scene.fleet.modes == ["keep", "keep"]
-    scene.assert_loaded(1)
-
-
 async def test_a_trainer_that_died_is_not_tried_again() -> None:
     scene = await Scene().connected()
 
@@ -186,7 +122,7 @@ async def test_a_replica_that_dies_is_an_error_where_too_few_would_be_left() -> 
     scene.fleet.replicas[0].is_dead = True
     with pytest.raises(RefitError, match=r"generation\[0\] died during"):
         await scene.sync.publish(0)
-    assert scene.fleet.num_replicas == 2 and scene.fleet.paused
+    assert scene.fleet.num_replicas == 2 and scene.fleet.is_paused
 
 
 async def test_the_last_replica_is_not_given_up() -> None:
@@ -210,8 +146,8 @@ async def test_a_server_that_is_gone_is_refitted_no_more() -> None:
 async def test_a_server_is_paused_while_it_is_refitted() -> None:
     scene = await Scene(replicas=1, servers=1).connected()
     server = scene.servers[0]
-    server.is_paused = lambda: server.paused
     await scene.sync.publish(0)
+    assert server.modes == ["keep"]
     scene.assert_loaded(0)
 
 
@@ -246,7 +182,7 @@ async def test_a_deadline_that_an_end_itself_reports_names_the_setting_and_what_
         """Five seconds pass while the generators pause."""
 
         def now(self) -> float:
-            return super().now() + (5.0 if scene.fleet.modes else 0.0)
+            return super().now() + (5.0 if scene.fleet.replicas[0].modes else 0.0)
 
     scene.sync._clock = Slow()
     setting = "bucket 3 was not taken in time; policy.generation.refit_cfg.timeout_s=8 was spent on"
@@ -353,7 +289,7 @@ async def test_what_must_be_done_before_the_resume_finds_every_replica_committed
     seen: list[Any] = []
 
     async def before_resume() -> None:
-        seen.append((scene.fleet.paused, [replica.version for replica in scene.fleet.replicas], scene.sync.version))
+        seen.append((scene.fleet.is_paused, [replica.version for replica in scene.fleet.replicas], scene.sync.version))
 
     await scene.sync.publish(4, before_resume)
     assert seen == [(True, [4, 4], None)]
@@ -427,14 +363,6 @@ async def test_a_replica_that_refuses_the_tensors_ends_the_set_up_and_is_named()
     scene.fail_always(1, "init", WeightSyncError("'lm_head.weight' has another shape"))
     with pytest.raises(WeightSyncError, match=r"cannot be set up: generation\[1\] failed at connect: 'lm_head"):
         await asyncio.wait_for(scene.sync.connect(), 4)
-
-
-async def test_a_pause_that_never_ends_is_named() -> None:
-    scene = await Scene(timeout_s=0.05).connected()
-    scene.fleet.hang_at = "pause"
-    with pytest.raises(RefitError, match="failed at pause in attempt 2: the generator: did not answer") as got:
-        await scene.sync.publish(0)
-    assert got.value.state == "CLEAN"
 
 
 async def test_a_cancelled_refit_stays_cancelled_and_leaves_the_generator_paused() -> None:

@@ -23,9 +23,10 @@ from tests.support.virtual_loop import VirtualLoop, run_virtually
 TIMEOUT_S = 60.0
 # An attempt ends by its deadline, plus what the driver allows for last words; so does each of its retries.
 LONGEST_ATTEMPT_S = 2 * (TIMEOUT_S + PATIENCE.late + PATIENCE.abort + PATIENCE.end)
-REPLICA_PHASES = ("init", "start", *(f"update {position}" for position in range(len(NAMES))), "finish")
+UPDATES = tuple(f"update {position}" for position in range(len(NAMES)))
+REPLICA_PHASES = ("pause", "init", "start", *UPDATES, "finish", "resume")
 SENDER_PHASES = ("open", "join", *(f"send {position}" for position in range(len(NAMES))))
-KINDS = ("raise once", "raise", "infra once", "die", "hang", "slow", "stale", "silent ack", "partition")
+KINDS = ("raise once", "raise", "infra once", "die", "hang", "stop", "slow", "stale", "silent ack", "partition")
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class World:
             assert step.cancel_after is not None
             assert self.sync.version == before
         except RefitError as error:
-            assert self.fleet.paused and self.sync.version == before
-            assert error.end in {TRAINER, "the generator", "every end", *living}
+            assert self.fleet.is_paused or error.phase in ("pause", "resume")
+            assert self.sync.version == before
+            assert error.end in {TRAINER, "every end", *living}
             guilty = {fault.kind for fault in step.faults} | ({step.sender[0]} if step.sender else set())
             assert guilty - {"slow"}, f"nobody did anything, but: {error}"
         else:
@@ -107,7 +109,7 @@ class World:
 
     def check_holds(self, version: int) -> None:
         """Everybody who is left generates with the version."""
-        assert not self.fleet.paused
+        assert not self.fleet.is_paused
         assert (self.sync.state, self.sync.version) == ("CLEAN", version)
         for replica in self.fleet.replicas:
             assert (replica.version, replica.weights) == (version, {name: word(name, version) for name in NAMES})
@@ -124,6 +126,8 @@ def arm(replica: FakeReplica, fault: Fault) -> None:
     """Let the fault happen when its phase comes."""
     if fault.kind == "hang":
         replica.hang_at = fault.phase
+    elif fault.kind == "stop":
+        replica.is_stopped = True
     elif fault.kind == "slow":
         replica.laziness = 7
     elif fault.kind == "stale":
@@ -174,9 +178,11 @@ async def play(steps: list[Any], num_replicas: int, min_replicas: int) -> None:
         if isinstance(step, Publish):
             await world.publish(step)
         elif step == "pause":
-            await world.fleet.pause("keep")
+            await asyncio.gather(*(replica.pause("keep") for replica in world.fleet.replicas))
         elif world.sync.state == "CLEAN" and world.sync.version is not None:
-            await world.fleet.resume()  # whoever resumes a DIRTY fleet asks for a mixture
+            await asyncio.gather(
+                *(replica.resume() for replica in world.fleet.replicas)
+            )  # whoever resumes a DIRTY fleet asks for a mixture
     await world.sync.publish(world.version + 1)
     world.check_holds(world.version + 1)
     assert asyncio.all_tasks() == {asyncio.current_task()}, "a call of a refit outlives it"

@@ -1,0 +1,60 @@
+"""A whole refit between fakes: one sender, some replicas and servers, and faults that come once or always."""
+
+from typing import Any
+
+from rl.core.clock import SystemClock
+from rl.weights.attempt import Patience
+from rl.weights.config import RefitConfig
+from rl.weights.sync import WeightSync
+from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, word
+
+SHORT = Patience(late=0.05, abort=0.05, end=0.05)
+
+
+class Scene:
+    """One sender, some replicas, the transaction between them."""
+
+    def __init__(self, replicas: int = 2, num_readers: int = 1, servers: int = 0, **settings: Any) -> None:
+        self.sender = FakeSender()
+        self.fleet = FakeFleet(self.sender, replicas, num_readers)
+        self.servers = [FakeServer(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
+        config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
+        self.sync = WeightSync(self.sender, self.fleet, config, "tdm-test", SystemClock(), list(self.servers))  # type: ignore[arg-type]
+        self.sync.patience = SHORT
+
+    async def connected(self) -> "Scene":
+        await self.sync.connect()
+        return self
+
+    def fail_once(self, replica: int, phase: str, error: Exception) -> None:
+        def fail(at: str) -> None:
+            if at == phase:
+                self.fleet.replicas[replica].at = lambda phase: None
+                raise error
+
+        self.fleet.replicas[replica].at = fail
+
+    def fail_always(self, replica: int, phase: str, error: Exception) -> None:
+        def fail(at: str) -> None:
+            if at == phase:
+                raise error
+
+        self.fleet.replicas[replica].at = fail
+
+    def assert_loaded(self, version: int) -> None:
+        assert not self.fleet.is_paused
+        assert self.sync.state == "CLEAN" and self.sync.version == version
+        assert not any(server.is_paused for server in self.servers)
+        for replica in [*self.fleet.replicas, *self.servers]:
+            assert replica.version == version
+            assert replica.weights == {name: word(name, version) for name in NAMES}
+
+    async def assert_next_works(self, version: int) -> None:
+        """The failure left everything paused; without its cause the same call succeeds in full."""
+        assert self.fleet.is_paused
+        assert self.sync.version != version
+        self.sender.at, self.sender.hang_at = (lambda phase: None), None
+        for replica in self.fleet.replicas:
+            replica.heal()
+        await self.sync.publish(version)
+        self.assert_loaded(version)

@@ -60,12 +60,14 @@ class CheckSettings:
         every: Refits between two probes.
         tolerance: Mean difference in nats that is no rounding.
         precision: Torch dtype name of the arithmetic.
+        timeout_s: After which a replica does not answer, in seconds.
     """
 
     tokens: tuple[int, ...]
     every: int
     tolerance: float
     precision: str
+    timeout_s: float
 
 
 class RefitCheck:
@@ -130,7 +132,7 @@ class RefitCheck:
 
         Nothing comes out of one that cannot, and the next refit gives it up.
         """
-        rows = dict(await self._parts.generator.score(self._settings.tokens))
+        rows = dict(await self._parts.generator.score(self._settings.tokens, self._settings.timeout_s))
         for more in await gather_or_cancel([self._score_at(server) for server in self._parts.weight_sync.servers]):
             rows |= more
         return {name: torch.tensor([0.0, *row]) for name, row in rows.items()}

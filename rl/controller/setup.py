@@ -330,6 +330,7 @@ def build_refit_check(
         every=refit.check_every_for(on_gpus=config.cluster.gpus_per_node > 0),
         tolerance=refit.tolerance_for(precision),
         precision=precision,
+        timeout_s=refit.timeout_s,
     )
     return RefitCheck(parts, settings, context.clock)
 

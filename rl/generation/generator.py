@@ -131,10 +131,10 @@ class Generator(Protocol):
         """
         ...
 
-    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+    async def score(self, tokens: Sequence[int], timeout_s: float) -> dict[str, list[float]]:
         """Return the log-probability of each token but the first given those before, at temperature 1, by replica.
 
-        The replicas must not be paused. One that is dead or late is left out.
+        The replicas must not be paused. One that is dead, or has not answered after `timeout_s`, is left out.
 
         Raises:
             InfraError: none answered.

@@ -8,7 +8,7 @@ replicas nor retries requests.
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -188,15 +188,15 @@ class PooledGenerator(Generic[W]):
 
     async def sleep(self) -> int:
         """Let all replicas give up their memory. See `Generator.sleep`."""
-        return sum((await self._on_reachable("sleep", self._worker.sleep)).values())
+        return sum((await self._on_reachable("sleep", None, self._worker.sleep)).values())
 
     async def wake(self, tags: Sequence[WakeTag]) -> int:
         """Let all replicas take memory again. See `Generator.wake`."""
-        return sum((await self._on_reachable("wake", self._worker.wake, tuple(tags))).values())
+        return sum((await self._on_reachable("wake", None, self._worker.wake, tuple(tags))).values())
 
-    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+    async def score(self, tokens: Sequence[int], timeout_s: float) -> dict[str, list[float]]:
         """Score a sequence on every replica. See `Generator.score`."""
-        answers = await self._on_reachable("score", self._worker.score, tuple(tokens))
+        answers = await self._on_reachable("score", timeout_s, self._worker.score, tuple(tokens))
         return {replica_name(rank): scores for rank, scores in answers.items()}
 
     def weight_receivers(self) -> list[ReceiverHandle]:
@@ -247,15 +247,27 @@ class PooledGenerator(Generic[W]):
         return await gather_or_cancel([self._group.call(rank, method, *args, **kwargs) for rank in ranks])
 
     async def _on_reachable(
-        self, what: str, method: Callable[Concatenate[W, P], R], *args: P.args, **kwargs: P.kwargs
+        self,
+        what: str,
+        timeout_s: float | None,
+        method: Callable[Concatenate[W, P], R],
+        *args: P.args,
+        **kwargs: P.kwargs,
     ) -> dict[int, R]:
         """Call a method of every replica that is left; results of those that answer, by rank.
+
+        Args:
+            what: For messages.
+            timeout_s: Of each answer; None = that of any call.
+            method: Of the worker.
+            args: Its own.
+            kwargs: Its own.
 
         Raises:
             InfraError: none can be reached. What else a replica raises is raised too.
         """
         ranks = list(self._replicas)
-        calls = [self._group.call(rank, method, *args, **kwargs) for rank in ranks]
+        calls = [_within(timeout_s, self._group.call(rank, method, *args, **kwargs)) for rank in ranks]
         answers = await asyncio.gather(*calls, return_exceptions=True)
         failures = {rank: one for rank, one in zip(ranks, answers, strict=True) if isinstance(one, BaseException)}
         fatal = [error for error in failures.values() if not isinstance(error, InfraError)]
@@ -392,6 +404,16 @@ class _Receiver(Generic[W]):
     async def signatures(self) -> Mapping[str, Sequence[float]]:
         """Return what the layers compute."""
         return await self._group.call(self._rank, self._worker.signatures)
+
+
+async def _within(timeout_s: float | None, call: Awaitable[R]) -> R:
+    if timeout_s is None:
+        return await call
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await call
+    except TimeoutError:
+        raise InfraError(f"no answer within {timeout_s:g} s") from None
 
 
 def replica_name(rank: int) -> str:

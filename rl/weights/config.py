@@ -48,7 +48,9 @@ class RefitConfig(ConfigModel):
         20.0, ge=0.5, le=86400, description="tcp: a peer that says nothing for so long, in seconds, is lost."
     )
     timeout_s: float = operational(
-        300.0, gt=0, description="Deadline of one attempt, in seconds; a refit that fails is tried once more."
+        300.0,
+        gt=0,
+        description="Deadline of one attempt, in seconds; a refit that fails is tried once more. Also that of a probe.",
     )
     pause_mode: Literal["drain", "keep", "abort"] = Field(
         "drain", description="Requests in flight: finish them, freeze and go on after, or abort and retry."

@@ -88,7 +88,7 @@ class World:
         """A probe that is due."""
         assert self.sync is not None
         parts = CheckParts(self.policy, self.generator, self.sync)
-        return RefitCheck(parts, CheckSettings(TOKENS, 1, 1e-4, "float32"), SystemClock())
+        return RefitCheck(parts, CheckSettings(TOKENS, 1, 1e-4, "float32", 30.0), SystemClock())
 
     async def probe(self, report: SyncReport) -> dict[str, float]:
         """Both sides score."""

@@ -22,7 +22,7 @@ from rl.weights.sync import SyncReport, WeightSync
 from rl.weights.transport import LinkSettings, OpenRequest, RefitStart
 from tests.support.low_rank import Adapted
 from tests.support.paused import pause, resume
-from tests.support.refit_engine import EXACT, PROBE, PROMPT, RefitEngine
+from tests.support.refit_engine import CALL_S, EXACT, PROBE, PROMPT, RefitEngine
 from tests.support.refit_model import LocalSender
 from tests.support.tiny_model import make_tiny_model
 
@@ -49,7 +49,7 @@ class Engine(RefitEngine):
         right = self.trainer.logprobs(PROMPT, done.tokens)
         assert max(abs(a - b) for a, b in zip(done.logprobs, right, strict=True)) <= EXACT
         assert {span.version for span in done.version_spans} == {self.version}
-        (scored,) = (await self.generator.score(PROMPT)).values()
+        (scored,) = (await self.generator.score(PROMPT, CALL_S)).values()
         right = self.trainer.logprobs(PROMPT[:1], PROMPT[1:])
         assert max(abs(a - b) for a, b in zip(scored, right, strict=True)) <= EXACT
 

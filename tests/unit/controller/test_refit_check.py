@@ -45,7 +45,7 @@ class Engines:
     def __init__(self, scores: list[list[float]]) -> None:
         self.scores = scores
 
-    async def score(self, tokens: Sequence[int]) -> dict[str, list[float]]:
+    async def score(self, tokens: Sequence[int], timeout_s: float) -> dict[str, list[float]]:
         assert tuple(tokens) == TOKENS
         return {f"generation[{index}]": row for index, row in enumerate(self.scores)}
 
@@ -87,7 +87,7 @@ def check_of(
 ) -> RefitCheck:
     parts: Any = CheckParts(cast(Any, Trainer(Model())), cast(Any, Engines(scores)), cast(Any, Sync(cause)))
     limit = RefitConfig(check_tolerance=tolerance).tolerance_for("float32")
-    return RefitCheck(parts, CheckSettings(TOKENS, every, limit, "float32"), SystemClock())
+    return RefitCheck(parts, CheckSettings(TOKENS, every, limit, "float32", 10.0), SystemClock())
 
 
 async def test_engines_that_compute_the_same_pass_with_the_worst_gap() -> None:
@@ -136,7 +136,7 @@ async def test_another_temperature_is_named_where_the_weights_agree(temperature:
 async def test_a_temperature_is_named_through_the_rounding_of_bfloat16() -> None:
     """Measured: up to 0.11 nats of rounding, 0.4 and more of a temperature of 0.7."""
     scores = [value + 0.11 for value in Model().score(TOKENS, 0.7)]
-    settings = CheckSettings(TOKENS, 1, RefitConfig().tolerance_for("bfloat16"), "bfloat16")
+    settings = CheckSettings(TOKENS, 1, RefitConfig().tolerance_for("bfloat16"), "bfloat16", 10.0)
     parts: Any = CheckParts(cast(Any, Trainer(Model())), cast(Any, Engines([scores])), cast(Any, Sync()))
     with pytest.raises(FatalError, match="in bfloat16 stays below 0.3: .*temperature is 0.7 where it should be 1"):
         await probed(RefitCheck(parts, settings, SystemClock()), report(1))

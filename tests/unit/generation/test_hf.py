@@ -211,10 +211,10 @@ async def test_a_cancelled_request_is_aborted_in_the_engine(run: Run) -> None:
 
 async def test_every_replica_scores_as_a_plain_forward_pass_does(run: Run) -> None:
     right = run.trainer.logprobs(PROMPT[:1], PROMPT[1:])
-    for scored in (await run.generator.score(PROMPT)).values():
+    for scored in (await run.generator.score(PROMPT, 30.0)).values():
         assert max(abs(a - b) for a, b in zip(scored, right, strict=True)) < 1e-5
     with pytest.raises(DataError, match="leaves no room"):
-        await run.generator.score([65] * (MAX_LEN + 1))
+        await run.generator.score([65] * (MAX_LEN + 1), 30.0)
 
 
 async def test_every_parameter_is_signed_as_the_trainer_signs_it(run: Run) -> None:
@@ -291,7 +291,7 @@ async def test_a_sleeping_engine_keeps_requests_until_a_refit_has_woken_it(run: 
     waiting = asyncio.ensure_future(run.sample(9, "waiting"))
     await holds(lambda: any(worker._batches._waiting for worker in workers))
     assert await asyncio.wait({waiting}, timeout=0.1) == (set(), {waiting})
-    for refused in (resume(run.generator), run.generator.score(PROMPT)):
+    for refused in (resume(run.generator), run.generator.score(PROMPT, 30.0)):
         with pytest.raises(WeightSyncError, match=r"cannot .*: it sleeps \(weights"):
             await refused
     run.trainer.perturb(1, scale=0.3)

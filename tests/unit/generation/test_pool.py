@@ -287,11 +287,33 @@ async def test_scores_come_by_name_from_the_replicas_that_can_be_reached() -> No
     workers = [Deaf(one) for one in (False, True, False)]
     group = InProcessGroup(workers, replicas_of(REQUEST, 3, 1, 10.0))
     generator = PooledGenerator(group, Deaf, REQUEST, 1)  # type: ignore[type-var]
-    assert await generator.score([1, 2]) == {"generation[0]": [-2.0], "generation[2]": [-2.0]}
+    assert await generator.score([1, 2], 10.0) == {"generation[0]": [-2.0], "generation[2]": [-2.0]}
     await generator.remove_replica("generation[0]", "planted")
     await generator.remove_replica("generation[2]", "planted")
     with pytest.raises(InfraError, match="the process is gone"):
-        await generator.score([1, 2])
+        await generator.score([1, 2], 10.0)
+
+
+class Mute(Deaf):
+    """A deaf one says nothing at all, until it is let go."""
+
+    def score(self, tokens: tuple[int, ...]) -> list[float]:
+        if self.is_deaf:
+            with self.changed:
+                self.changed.wait_for(lambda: self.is_open, timeout=20)
+        return [-float(token) for token in tokens[1:]]
+
+
+async def test_a_replica_that_hangs_holds_the_scores_of_the_others_no_longer_than_it_is_given() -> None:
+    workers = [Mute(one) for one in (False, True)]
+    group = InProcessGroup(workers, replicas_of(REQUEST, 2, 1, 10.0))
+    generator = PooledGenerator(group, Mute, REQUEST, 1)  # type: ignore[type-var]
+    async with asyncio.timeout(10):
+        assert await generator.score([1, 2], 0.1) == {"generation[0]": [-2.0]}
+        await generator.remove_replica("generation[0]", "planted")
+        with pytest.raises(InfraError, match="no answer within 0.1 s"):
+            await generator.score([1, 2], 0.1)
+    workers[1].let_go()
 
 
 @pytest.mark.parametrize("deaf", [[False], [True, False, False], [True], [True, True]])

@@ -95,7 +95,7 @@ class SandboxProcess:
         if self._process.returncode is not None:
             return self._process.returncode
         deadline = time.monotonic() + END_DEADLINE_S
-        while self._first is None and _is_readable(self._info.fileno(), deadline) and self._learn_first():
+        while self._first is None and is_readable(self._info.fileno(), deadline) and self._learn_first():
             pass
         if self._first is None:
             self._process.kill()  # it has started nothing
@@ -157,7 +157,7 @@ class SandboxProcess:
     def _await_first(self, deadline: float) -> None:
         """Wait for the end of the sandbox's first process: the kernel has ended all others by then."""
         assert self._first is not None and self._first_pid is not None
-        is_over = _is_readable(self._first, deadline)
+        is_over = is_readable(self._first, deadline)
         os.close(self._first)
         self._first = None
         if not is_over:
@@ -174,7 +174,8 @@ def adopt_orphans() -> None:
         raise InfraError(f"prctl(PR_SET_CHILD_SUBREAPER): {os.strerror(ctypes.get_errno())}")
 
 
-def _is_readable(descriptor: int, deadline: float) -> bool:
+def is_readable(descriptor: int, deadline: float) -> bool:
+    """Wait until there is something to read, or the end of it; False at the deadline, by `time.monotonic()`."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(max(deadline - time.monotonic(), 0.0)))

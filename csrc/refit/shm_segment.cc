@@ -92,7 +92,8 @@ Status Reserve(int file, const LinkGeometry& geometry) {
   statvfs(kFolder, &found);
   return Failure(StatusCode::kUnavailable,
                  "%s has %lld MiB free, the refit needs %lld MiB (%d slots of %.2f MiB): %s; lower "
-                 "policy.generation.refit_cfg.bucket_mib or enlarge the shared memory",
+                 "policy.generation.refit_cfg.bucket_mib, enlarge the shared memory, or set "
+                 "policy.generation.refit_cfg.transport=tcp",
                  kFolder, static_cast<long long>(found.f_bavail * found.f_frsize / kMiB),
                  static_cast<long long>((bytes + kMiB - 1) / kMiB), geometry.num_slots,
                  static_cast<double>(geometry.slot_bytes) / kMiB, strerror(error));

@@ -58,10 +58,10 @@ Status SlotMemory::Allocate(const LinkGeometry& geometry) {
   const auto size = static_cast<size_t>(stride * geometry.num_slots);
   void* memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
-    return Status(StatusCode::kUnavailable, std::string("tcp link: no memory for ") +
-                                                std::to_string(geometry.num_slots) + " slots of " +
-                                                std::to_string(geometry.slot_bytes) +
-                                                " bytes: " + std::strerror(errno));
+    return Status(StatusCode::kUnavailable,
+                  std::string("tcp link: no memory for ") + std::to_string(geometry.num_slots) +
+                      " slots of " + std::to_string(geometry.slot_bytes) + " bytes: " +
+                      std::strerror(errno) + "; lower policy.generation.refit_cfg.num_buffers");
   }
   madvise(memory, size, MADV_HUGEPAGE);  // only saves time; small slots and old kernels refuse
   base_ = static_cast<uint8_t*>(memory);

@@ -9,7 +9,8 @@ where bubblewrap is missing or cannot isolate, `find_sandbox` raises. What the o
     outcome.ending is Ending.EXITED and outcome.exit_code == 0 and outcome.stdout == "hello\\n"
 
 A call blocks; call it in a scoring process or a thread. Consumes: the code. Produces: one SandboxOutcome. Waits for:
-the start of the sandbox, the program's end, at most `wall_s`, then that of its processes. Unblocked by: its end, a limit, the deadline.
+the start of the sandbox, the program's end, at most `wall_s`, then that of its processes. Unblocked by: its end, a
+limit, the deadline.
 """
 
 import fcntl

@@ -1,14 +1,17 @@
-"""A whole refit between fakes: one sender, some replicas and servers, and faults that come once or always."""
+"""A whole refit between fakes: one sender, some replicas and servers, and faults that come once or always.
 
-from typing import Any
+Where somebody hangs the test runs in virtual time (`tests.support.virtual_loop`): deadlines then cost nothing, and no
+busy machine lets them pass.
+"""
 
-from rl.core.clock import SystemClock
-from rl.weights.attempt import Patience
+import asyncio
+from typing import Any, cast
+
+from rl.core.clock import Clock, SystemClock
 from rl.weights.config import RefitConfig
 from rl.weights.sync import WeightSync
 from tests.support.refit_fakes import NAMES, FakeFleet, FakeSender, FakeServer, word
-
-SHORT = Patience(late=0.05, abort=0.05, end=0.05)
+from tests.support.virtual_loop import VirtualLoop
 
 
 class Scene:
@@ -19,8 +22,10 @@ class Scene:
         self.fleet = FakeFleet(self.sender, replicas, num_readers)
         self.servers = [FakeServer(f"http://10.0.0.{index}", self.sender) for index in range(servers)]
         config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
-        self.sync = WeightSync(self.sender, self.fleet, config, "tdm-test", SystemClock(), list(self.servers))  # type: ignore[arg-type]
-        self.sync.patience = SHORT
+        loop = asyncio.get_running_loop()
+        clock: Clock = loop if isinstance(loop, VirtualLoop) else SystemClock()
+        servers = cast(Any, list(self.servers))
+        self.sync = WeightSync(self.sender, cast(Any, self.fleet), config, "tdm-test", clock, servers)
 
     async def connected(self) -> "Scene":
         await self.sync.connect()

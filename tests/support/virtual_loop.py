@@ -1,12 +1,16 @@
 """An event loop whose time passes only while nothing can run: hours of waiting take no time, and no run is like a load.
 
 run_virtually(main())       # AssertionError when everybody waits for what never comes
+@virtually                  # the same before an asynchronous test
 """
 
 import asyncio
+import functools
 import selectors
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, ParamSpec
+
+P = ParamSpec("P")
 
 
 class _NoWait:
@@ -53,3 +57,13 @@ def run_virtually(work: Coroutine[Any, Any, Any]) -> Any:
     """Run to the end in virtual time."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(work)
+
+
+def virtually(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Let a test run in virtual time."""
+
+    @functools.wraps(test)
+    def run(*arguments: P.args, **named: P.kwargs) -> None:
+        run_virtually(test(*arguments, **named))
+
+    return run

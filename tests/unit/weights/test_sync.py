@@ -14,6 +14,7 @@ from rl.weights.report import RefitError
 from rl.weights.transport import Ack
 from tests.support.refit_fakes import NAMES, never, word
 from tests.support.refit_scene import Scene
+from tests.support.virtual_loop import virtually
 
 
 async def test_every_replica_gets_every_version_and_the_report_says_what_moved() -> None:
@@ -151,6 +152,7 @@ async def test_a_server_is_paused_while_it_is_refitted() -> None:
     scene.assert_loaded(0)
 
 
+@virtually
 async def test_a_replica_that_hangs_is_given_up_at_the_deadline() -> None:
     scene = await Scene(timeout_s=0.1).connected()
     scene.fleet.replicas[0].hang_at = "update 1"
@@ -161,6 +163,7 @@ async def test_a_replica_that_hangs_is_given_up_at_the_deadline() -> None:
     scene.assert_loaded(7)
 
 
+@virtually
 async def test_the_only_replica_that_hangs_ends_the_refit_at_the_deadline_and_is_named() -> None:
     scene = await Scene(replicas=1, timeout_s=0.1).connected()
     scene.fleet.replicas[0].hang_at = "update 1"
@@ -172,17 +175,20 @@ async def test_the_only_replica_that_hangs_ends_the_refit_at_the_deadline_and_is
     await scene.assert_next_works(7)
 
 
+@virtually
 async def test_a_deadline_that_an_end_itself_reports_names_the_setting_and_what_used_it_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     scene = await Scene(timeout_s=8.0).connected()
     scene.fail_always(1, "update 2", TransferError("bucket 3 was not taken in time", "deadline"))
 
+    loop = asyncio.get_running_loop()
+
     class Slow(SystemClock):
         """Five seconds pass while the generators pause."""
 
         def now(self) -> float:
-            return super().now() + (5.0 if scene.fleet.replicas[0].modes else 0.0)
+            return loop.time() + (5.0 if scene.fleet.replicas[0].modes else 0.0)
 
     scene.sync._clock = Slow()
     setting = "bucket 3 was not taken in time; policy.generation.refit_cfg.timeout_s=8 was spent on"
@@ -192,6 +198,7 @@ async def test_a_deadline_that_an_end_itself_reports_names_the_setting_and_what_
     await scene.assert_next_works(7)
 
 
+@virtually
 async def test_a_set_up_that_is_late_names_the_setting() -> None:
     scene = Scene(timeout_s=0.1)
     scene.fleet.replicas[1].hang_at = "init"
@@ -199,6 +206,7 @@ async def test_a_set_up_that_is_late_names_the_setting() -> None:
         await scene.sync.connect()
 
 
+@virtually
 async def test_a_sender_that_hangs_ends_at_the_deadline_and_is_named() -> None:
     scene = await Scene(timeout_s=0.1).connected()
     scene.sender.hang_at = "send 1"
@@ -208,12 +216,13 @@ async def test_a_sender_that_hangs_ends_at_the_deadline_and_is_named() -> None:
     await scene.assert_next_works(7)
 
 
+@virtually
 async def test_a_failure_ends_an_end_that_waits_for_it_at_once() -> None:
     scene = await Scene(timeout_s=60).connected()
     scene.sender.hang_at = "send 1"
     scene.fail_always(0, "update 0", RuntimeError("lost"))
     with pytest.raises(RefitError, match=r"generation\[0\]: lost"):
-        await asyncio.wait_for(scene.sync.publish(1), 10)
+        await asyncio.wait_for(scene.sync.publish(1), 30)  # twice the patience with one that hangs, no deadline
     await scene.assert_next_works(1)
 
 
@@ -320,6 +329,7 @@ async def test_what_fails_before_the_resume_costs_a_retry_and_then_the_refit() -
     await scene.assert_next_works(4)
 
 
+@virtually
 async def test_what_never_ends_before_the_resume_ends_with_the_refits_deadline() -> None:
     scene = await Scene(timeout_s=0.1).connected()
     with pytest.raises(RefitError, match="failed at wake in attempt 2: the generator: did not answer"):
@@ -365,6 +375,7 @@ async def test_a_replica_that_refuses_the_tensors_ends_the_set_up_and_is_named()
         await asyncio.wait_for(scene.sync.connect(), 4)
 
 
+@virtually
 async def test_a_cancelled_refit_stays_cancelled_and_leaves_the_generator_paused() -> None:
     scene = await Scene().connected()
     scene.fleet.replicas[0].hang_at = "update 2"

@@ -5,6 +5,7 @@ import pytest
 from rl.core.errors import InfraError
 from rl.weights.report import RefitError
 from tests.support.refit_scene import Scene
+from tests.support.virtual_loop import virtually
 
 
 async def test_a_paused_fleet_is_not_paused_again_for_a_retry() -> None:
@@ -18,6 +19,7 @@ async def test_a_paused_fleet_is_not_paused_again_for_a_retry() -> None:
     scene.assert_loaded(1)
 
 
+@virtually
 async def test_a_pause_that_never_ends_is_named() -> None:
     scene = await Scene(timeout_s=0.05).connected()
     for replica in scene.fleet.replicas:
@@ -32,6 +34,7 @@ async def test_a_pause_that_never_ends_is_named() -> None:
 
 
 @pytest.mark.parametrize(("is_stopped", "attempts"), [(True, 2), (False, 3)])
+@virtually
 async def test_a_replica_that_hangs_before_the_pause_is_given_up(is_stopped: bool, attempts: int) -> None:
     scene = await Scene(timeout_s=0.05).connected()
     if is_stopped:
@@ -43,6 +46,7 @@ async def test_a_replica_that_hangs_before_the_pause_is_given_up(is_stopped: boo
     scene.assert_loaded(0)
 
 
+@virtually
 async def test_a_drain_that_takes_longer_than_one_attempt_costs_no_replica() -> None:
     scene = await Scene(timeout_s=0.05).connected()
     slow = scene.fleet.replicas[1]

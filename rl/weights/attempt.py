@@ -109,10 +109,12 @@ async def each(
         for task in tasks.values():
             task.cancel()
         await asyncio.gather(*tasks.values(), return_exceptions=True)
-    failures = [
+    ended = {name: task for name, task in tasks.items() if name not in late}
+    failures = [EndFailure(name, None) for name, task in ended.items() if task.cancelled()]
+    failures += [
         EndFailure(name, error)
-        for name, task in tasks.items()
-        if name not in late and isinstance(error := task.exception(), Exception)
+        for name, task in ended.items()
+        if not task.cancelled() and isinstance(error := task.exception(), Exception)
     ]
     failures += [EndFailure(name, None if name in gone else TransferError(text, "deadline")) for name in late]
     if failures:

@@ -1,18 +1,17 @@
 """All ends at once: every failure is heard, all are told to give up, and nobody is waited for longer than allowed."""
 
 import asyncio
-import time
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
 
 from rl.core.errors import InfraError, WeightSyncError
-from rl.weights.attempt import Patience, together
+from rl.weights.attempt import PATIENCE, each, together
 from rl.weights.faults import TransferError
 from rl.weights.report import AttemptFailed, EndFailure, describe
+from tests.support.virtual_loop import virtually
 
-SHORT = Patience(late=0.02, abort=0.05, end=0.05)
 READERS = ("generation[0].0", "generation[1].0")
 
 
@@ -46,7 +45,7 @@ async def failure_of(
 ) -> AttemptFailed:
     calls = {name: end.call() for name, end in ends.items()} | others
     with pytest.raises(AttemptFailed) as caught:
-        await together("transfer", ends, calls, timeout_s, SHORT)
+        await together("transfer", ends, calls, timeout_s, PATIENCE)
     return caught.value
 
 
@@ -72,17 +71,20 @@ async def test_an_end_that_fails_in_abort_does_not_keep_the_others_from_hearing_
     assert describe(failure, READERS) == ("generation[0]", "no memory")
 
 
+@virtually
 async def test_an_end_that_hangs_in_abort_and_in_its_call_is_named_and_costs_the_patience_alone() -> None:
     deaf = End()
     deaf.hangs_in_abort = True
-    begin = time.monotonic()
+    loop = asyncio.get_running_loop()
+    begin = loop.time()
     failure = await failure_of({"generation[0]": End(), "generation[1]": deaf}, timeout_s=0.1)
-    assert time.monotonic() - begin < 2.0
+    assert loop.time() - begin == pytest.approx(0.1 + PATIENCE.late + PATIENCE.abort + PATIENCE.end)
     end, detail = describe(failure, READERS)
     assert (end, detail) == ("generation[1]", "did not answer, nor end when it was told to give up")
     assert next(one for one in failure.failures if one.end == "generation[1]").is_gone
 
 
+@virtually
 async def test_ends_that_all_obey_at_the_deadline_had_too_little_time() -> None:
     failure = await failure_of({"generation[0]": End(), "generation[1]": End()}, timeout_s=0.1)
     end, detail = describe(failure, READERS)
@@ -107,6 +109,7 @@ def test_a_failure_is_late_where_no_other_cause_is_known(kinds: list[Any], is_la
     assert AttemptFailed("transfer", [EndFailure("e", error) for error in errors]).is_late == is_late
 
 
+@virtually
 async def test_an_answer_that_comes_after_the_attempt_is_nobodys() -> None:
     answered = asyncio.Event()
 
@@ -126,9 +129,23 @@ async def test_an_answer_that_comes_after_the_attempt_is_nobodys() -> None:
 async def test_a_cancelled_attempt_tells_all_ends_before_it_ends() -> None:
     ends = {"generation[0]": End(), "generation[1]": End(abort_failure=WeightSyncError("it has left"))}
     calls = {name: end.call() for name, end in ends.items()}
-    task = asyncio.ensure_future(together("transfer", ends, calls, 5.0, SHORT))
+    task = asyncio.ensure_future(together("transfer", ends, calls, 5.0, PATIENCE))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert [end.reasons for end in ends.values()] == [["transfer was cancelled"]] * 2
+
+
+async def test_a_call_that_somebody_else_cancels_is_a_failure_of_its_end_and_no_cancelled_refit() -> None:
+    ends = {"generation[0]": End(), "generation[1]": End()}
+
+    async def done() -> None:
+        """Paused."""
+
+    async def cancelled() -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(AttemptFailed) as caught:
+        await each("pause", ends, {"generation[0]": cancelled(), "generation[1]": done()}, 5.0, PATIENCE)
+    assert list(caught.value.failures) == [EndFailure("generation[0]", None)]

@@ -14,6 +14,7 @@ from rl.generation.generator import WAKE_TAGS, GeneratorRequest, SamplingParams,
 from rl.generation.pool import PooledGenerator, replicas_of
 from rl.weights.transport import Ack, PauseMode
 from tests.support.local_group import InProcessGroup
+from tests.support.waiting import wait_until
 
 PARAMS = SamplingParams(1.0, 1.0, None, 4, (), (), 0)
 REQUEST = GeneratorRequest("/model", "/model", "float32", 64, 0, 1, 0, False, 10.0)
@@ -130,9 +131,11 @@ async def test_a_replica_that_hangs_gets_no_more_requests_before_it_answers_the_
     generator = PooledGenerator(group, Hanging, REQUEST, 4)  # type: ignore[type-var]
     session = next(one for one in map(str, range(9)) if generator._choose(one) == 1)
     workers[1].is_free.clear()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.2):
-            await generator.generate([1], PARAMS, request_id="late", session=session)
+    late = asyncio.ensure_future(generator.generate([1], PARAMS, request_id="late", session=session))
+    await asyncio.to_thread(wait_until, lambda: workers[1].requests == ["late"], "the request at the worker")
+    late.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await late
     for index in range(3):
         async with asyncio.timeout(10):
             await generator.generate([1], PARAMS, request_id=str(index), session=session)
@@ -309,7 +312,7 @@ async def test_a_replica_that_hangs_holds_the_scores_of_the_others_no_longer_tha
     group = InProcessGroup(workers, replicas_of(REQUEST, 2, 1, 10.0))
     generator = PooledGenerator(group, Mute, REQUEST, 1)  # type: ignore[type-var]
     async with asyncio.timeout(10):
-        assert await generator.score([1, 2], 0.1) == {"generation[0]": [-2.0]}
+        assert await generator.score([1, 2], 2.0) == {"generation[0]": [-2.0]}
         await generator.remove_replica("generation[0]", "planted")
         with pytest.raises(InfraError, match="no answer within 0.1 s"):
             await generator.score([1, 2], 0.1)

@@ -92,7 +92,7 @@ class BatchLoop:
             self._fail([r for r in [*self._active, *self._waiting] if r.request_id == request_id], "was aborted")
 
     def pause(self, mode: PauseMode, timeout_s: float) -> None:
-        """Stop sampling. See `Generator.pause`.
+        """Stop sampling. See `ReceiverHandle.pause`.
 
         Raises:
             InfraError: requests in flight did not end in time.

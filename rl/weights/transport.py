@@ -199,7 +199,7 @@ class ReceiverHandle(Protocol):
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; to pause what is paused is no error."""
+        """Stop generating, with requests in flight as `mode` says; to pause what is paused is no error."""
         ...
 
     async def init(self, info: TransferInfo, first_reader: int) -> None:

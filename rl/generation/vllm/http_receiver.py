@@ -104,7 +104,7 @@ class HttpReceiver:
         return self._num_readers
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop generating; see `Generator.pause`."""
+        """Stop generating; see `ReceiverHandle.pause`."""
         clears = not (self._keeps_caches and mode == "keep")
         async with self._phase(f"pause ({mode})"):
             await self._post("pause", params={"mode": PAUSE_MODES[mode], "clear_cache": str(clears).lower()})

@@ -119,7 +119,7 @@ async def test_a_server_that_does_not_answer_in_time_is_gone() -> None:
         return web.Response()
 
     async with serving(resume=never) as url:
-        server = await connected(url, timeout_s=0.2)
+        server = await connected(url, timeout_s=1.0)
         try:
             with pytest.raises(InfraError, match="no answer in time"):
                 await server.resume()

@@ -24,8 +24,8 @@ class Scene:
         config = RefitConfig(**({"timeout_s": 20.0, "pause_mode": "keep"} | settings))
         loop = asyncio.get_running_loop()
         clock: Clock = loop if isinstance(loop, VirtualLoop) else SystemClock()
-        servers = cast(Any, list(self.servers))
-        self.sync = WeightSync(self.sender, cast(Any, self.fleet), config, "tdm-test", clock, servers)
+        fleet, others = cast(Any, self.fleet), cast(Any, list(self.servers))
+        self.sync = WeightSync(self.sender, fleet, config, "tdm-test", clock, others)
 
     async def connected(self) -> "Scene":
         await self.sync.connect()

@@ -136,7 +136,7 @@ std::vector<TensorEntry> RandomManifest(std::mt19937* random) {
   std::vector<TensorEntry> tensors;
   const int64_t count = 1 + below(40);
   for (int64_t i = 0; i < count; ++i) {
-    TensorEntry tensor = {"t" + std::to_string(i), static_cast<WireType>(below(12)), {}};
+    TensorEntry tensor = {std::to_string(i), static_cast<WireType>(below(12)), {}};
     for (int64_t axis = below(4); axis > 0; --axis) tensor.shape.push_back(below(i % 3 ? 30 : 9));
     if (i % 11 == 3) tensor.shape = {below(40000)};
     tensors.push_back(std::move(tensor));

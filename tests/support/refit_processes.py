@@ -35,6 +35,8 @@ from rl.weights.transport import LinkSettings, OpenRequest, RefitStart, Transfer
 TIMEOUT_S = 30.0
 # For an answer; the first one comes after the process has started, which takes long on a busy machine.
 WAIT_S = 120.0
+# Shared memory is one for test processes that run beside each other, which may have the same pid in their sandboxes.
+_OURS = f"tdm-test-{secrets.token_hex(6)}"
 NUM_TENSORS = 24
 BUCKET_BYTES = 1 << 16
 # Halts before it: buckets before and after it are on their way.
@@ -309,12 +311,12 @@ def refit(sender: EndProcess, receivers: Sequence[EndProcess], start: RefitStart
 
 def channel_name() -> str:
     """A name by which a segment can be known as this test process's."""
-    return f"tdm-test-{os.getpid()}-{secrets.token_hex(6)}"
+    return f"{_OURS}-{secrets.token_hex(6)}"
 
 
 def segments() -> set[str]:
     """Names in shared memory that tests of this process made."""
-    return {path.name for path in Path("/dev/shm").glob(f"*tdm-test-{os.getpid()}-*")}
+    return {path.name for path in Path("/dev/shm").glob(f"*{_OURS}-*")}
 
 
 def _serve(pipe: Connection, kind: Callable[..., End], arguments: tuple[Any, ...]) -> None:

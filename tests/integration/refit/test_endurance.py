@@ -1,6 +1,5 @@
 """Two hundred refits: memory, open files and shared memory stay where they were."""
 
-import os
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from tests.support.refit_processes import (
     WAIT_S,
     ReceiverProcess,
     SenderProcess,
+    channel_name,
     connect,
     refit,
     request_of,
@@ -78,7 +78,7 @@ def test_links_that_are_made_anew_again_and_again_leave_nothing_behind(transport
 
 
 async def test_two_hundred_refits_of_real_models_leave_the_process_as_it_was(tmp_path: Path) -> None:
-    folder, tag = make_tiny_model(tmp_path), f"tdm-test-{os.getpid()}"
+    folder, tag = make_tiny_model(tmp_path), channel_name()
     request = GeneratorRequest(str(folder), str(folder), "float32", 48, 0, 1, 0, False, 30.0)
     generator = await build(HfGenerationConfig(num_replicas=2), InProcessCluster(tag), request)
     trainer = TrainerModel(folder)

@@ -2,8 +2,8 @@
 
 import base64
 import math
-import os
 import pickle
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +23,7 @@ from rl.weights.refit_library import WIRE_DTYPES, WIRE_NAMES
 from rl.weights.transport import RefitStart, TensorSpec, TransportName
 
 TIMEOUT_S = 30.0
+OURS = f"tandem-test-{secrets.token_hex(6)}"
 SILENCE_S = 20.0
 KIB = 1 << 10
 TRANSPORTS: tuple[TransportName, ...] = ("shm", "tcp")
@@ -62,7 +63,7 @@ class Group:
         self.plan = plan
         host = "127.0.0.1" if transport == "tcp" else ""
         options = LinkOptions(transport, 3, num_readers, SILENCE_S, digests=digests, host=host)
-        channel = f"tandem-test-{os.getpid()}-{id(self)}"
+        channel = f"{OURS}-{id(self)}"
         self.senders = [NativeSender(plan, root, f"{channel}-{root}", options) for root in range(plan.num_roots)]
         self.pool = ThreadPoolExecutor(plan.num_roots + num_readers)
         waits = [self.pool.submit(sender.join, TIMEOUT_S) for sender in self.senders]
@@ -343,7 +344,7 @@ def test_a_second_commit_is_refused(group: Group) -> None:
 def test_ends_with_different_plans_never_begin(transport: TransportName) -> None:
     options = LinkOptions(transport, 2, 1, SILENCE_S, host="127.0.0.1" if transport == "tcp" else "")
     plans = [Plan.build(SPECS, size * KIB) for size in (4, 8)]
-    sender = NativeSender(plans[0], 0, f"tandem-test-{os.getpid()}-plans", options)
+    sender = NativeSender(plans[0], 0, f"{OURS}-plans", options)
 
     def join() -> None:
         with closing(NativeReceiver(plans[1], 0, [sender.address], options)) as receiver:
@@ -379,7 +380,7 @@ def test_closing_ends_a_call_that_waits(group: Group) -> None:
 
 def test_nothing_stays_in_shared_memory() -> None:
     def ours() -> set[str]:
-        return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(f"tandem-test-{os.getpid()}-")}
+        return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(f"{OURS}-")}
 
     before = ours()
     with closing(Group(Plan.build(SPECS, 8 * KIB), "shm")):
@@ -389,7 +390,7 @@ def test_nothing_stays_in_shared_memory() -> None:
 
 def test_a_channel_that_somebody_holds_is_unavailable() -> None:
     plan, options = Plan.build(SPECS, 8 * KIB), LinkOptions("shm", 3, 1, SILENCE_S)
-    with closing(NativeSender(plan, 0, f"tandem-test-{os.getpid()}-held", options)) as sender:
+    with closing(NativeSender(plan, 0, f"{OURS}-held", options)) as sender:
         fault = fault_of(lambda: NativeSender(plan, 0, sender.address, options))
     assert fault.kind == "unavailable"
     assert sender.address in str(fault)

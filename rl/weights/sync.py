@@ -177,7 +177,7 @@ class WeightSync:
 
         Raises:
             RefitError: anything failed, was late or did not agree, twice; names the first bad end. The generator stays
-                paused, and the same call may be made again.
+                paused (unless pausing or resuming it failed), and the same call may be made again.
             WeightSyncError: the version was published already, or a call came at the wrong time.
         """
         self._check_call(version)
